@@ -17,7 +17,7 @@ use metadata_common::stamp::slot_of;
 use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::{FrameSource, LinkReceiver};
 use metadata_datapath::stack::{Stack, StackConfig, StackStats, Transmit};
-use metadata_datapath::worker::{Engine, Fair};
+use metadata_datapath::worker::{Engine, FairScheduler};
 use metadata_serve::MetadataService;
 use support::pattern::{Pattern, stack};
 use support::raw::Segment;
@@ -301,7 +301,7 @@ fn run(fetchers: u32, junkers: u32) -> Outcome {
     let mut link = LinkReceiver::new(Source { wire: Rc::clone(&wire), clock: clock.clone(), fd });
     let mut engine = Costly { stack, clock: clock.clone() };
     let mut tap = Tap { clock: clock.clone(), sent: Vec::new() };
-    let mut fair = Fair::default();
+    let mut fair = FairScheduler::default();
     let mut outcome = Outcome { asked: 0, took: Vec::new(), lost: 0, greedy: 0, resent: 0 };
     for guest in guests.values_mut().filter(|guest| guest.slot != MODEST) {
         wire.borrow_mut().push(Duration::ZERO, guest.ask(Duration::ZERO));

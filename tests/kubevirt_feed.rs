@@ -14,7 +14,7 @@ use std::time::Duration;
 use metadata_content::record::{Record, RecordLimits};
 use metadata_feed::FeedEvent;
 use metadata_feed::contact::Contact;
-use metadata_feed::kubevirt::{self, Feed, KubevirtOptions, Launchers, Pace, follow};
+use metadata_feed::kubevirt::{self, Feed, KubevirtOptions, Launchers, WatchPacing, follow};
 use metadata_feed::pods::{Inlets, Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
 use metadata_state::save_queue::SaveQueue;
 use serde_json::{Value, json};
@@ -97,17 +97,17 @@ impl Drop for Node {
 
 impl Node {
     fn start(server: &ApiServer, kubelet: &Kubelet, kept: Option<PathBuf>) -> Self {
-        Self::paced(server, kubelet, kept, Pace::DEFAULT)
+        Self::paced(server, kubelet, kept, WatchPacing::DEFAULT)
     }
 
-    fn paced(server: &ApiServer, kubelet: &Kubelet, kept: Option<PathBuf>, pace: Pace) -> Self {
+    fn paced(server: &ApiServer, kubelet: &Kubelet, kept: Option<PathBuf>, pace: WatchPacing) -> Self {
         Self::with(server, kubelet, (kept, pace), at_once)
     }
 
     fn with(
         server: &ApiServer,
         kubelet: &Kubelet,
-        (kept, pace): (Option<PathBuf>, Pace),
+        (kept, pace): (Option<PathBuf>, WatchPacing),
         launchers: impl FnOnce(mpsc::Sender<(PodUid, PodEvent)>) -> Box<dyn Launchers>,
     ) -> Self {
         let kubeconfig = kubelet.pods().join("kubeconfig");
@@ -118,7 +118,7 @@ impl Node {
     fn with_kubeconfig(
         kubeconfig: PathBuf,
         kubelet: &Kubelet,
-        (kept, pace): (Option<PathBuf>, Pace),
+        (kept, pace): (Option<PathBuf>, WatchPacing),
         launchers: impl FnOnce(mpsc::Sender<(PodUid, PodEvent)>) -> Box<dyn Launchers>,
     ) -> Self {
         let options: KubevirtOptions =
@@ -410,7 +410,7 @@ async fn an_agent_started_during_an_api_outage_serves_the_saved_vmis() {
 async fn the_feed_is_synced_only_after_it_has_searched_for_every_launcher() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.put(vmi(1));
-    let mut node = Node::with(&server, &kubelet, (None, Pace::DEFAULT), |_| Box::new(FindsNothing));
+    let mut node = Node::with(&server, &kubelet, (None, WatchPacing::DEFAULT), |_| Box::new(FindsNothing));
     let early = timeout(kubevirt::PATIENCE + Duration::from_secs(1), node.events.recv()).await;
     assert!(early.is_err(), "{early:?}");
     node.send_pod_event(1, PodEvent::Absent).await;

@@ -14,9 +14,9 @@ use metadata_base::run::SOCKET;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{self, ApiProblem, Instance, InstanceVm, Name};
 use metadata_control::status::{
-    AgentStatus, ApiServer, ExpectedMac, GuestState, GuestStatus, GuestWay, InstanceState, IssuerState,
-    MacMismatch, PortState, PortStatus, Proxmox, RecentWarning, RefusedRecord, Shadowed, SharedUuid,
-    Unanswered, Unread, WorkerStatus,
+    AgentStatus, ApiServer, ExpectedMac, FailedReads, FailedRequests, GuestState, GuestStatus, GuestWay,
+    InstanceState, IssuerState, MacMismatch, PortState, PortStatus, Proxmox, RecentWarning, RefusedRecord,
+    ShadowedRecord, SharedUuid, WorkerStatus,
 };
 use metadata_control::top::{DropCount, SeenRequest, Top, VmPage, VmRow};
 use metadata_control::trace::wire::{self, TraceLine};
@@ -89,9 +89,9 @@ fn status() -> AgentStatus {
             expected: vec![ExpectedMac { mac: text(), record: Some(text()) }],
         }],
         shared_uuids: vec![SharedUuid { uuid: text(), records: vec![text()], unlisted: 1 }],
-        shadowed: vec![Shadowed { record: text(), by: text() }],
+        shadowed: vec![ShadowedRecord { record: text(), by: text() }],
         api_server: Some(ApiServer {
-            failing: Some(Unanswered { since: 1.0, kind: text(), reason: text() }),
+            failing: Some(FailedRequests { since: 1.0, kind: text(), reason: text() }),
             ..ApiServer::default()
         }),
         identity: Some(IssuerState {
@@ -102,7 +102,7 @@ fn status() -> AgentStatus {
         }),
         proxmox: Some(Proxmox {
             directory: "/d".into(),
-            failing: Some(Unread { since: 1.0, reason: text() }),
+            failing: Some(FailedReads { since: 1.0, reason: text() }),
             ..Proxmox::default()
         }),
         lately: vec![RecentWarning { level: text(), ago: 1.0, times: 2, text: text() }],

@@ -8,7 +8,7 @@ use metadata_base::time::Now;
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
 use metadata_content::http::{Request, Response, StatusCode};
-use metadata_content::store::Parked;
+use metadata_content::store::ParkedCall;
 use metadata_datapath::stack::{Service, Stack, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT};
 use metadata_serve::{Answer, AnswerOrigin, AnswerSource, MetadataService};
 use smoltcp::phy::ChecksumCapabilities;
@@ -493,7 +493,7 @@ impl AnswerSource for Faulty {
         _: Now,
         _: &Connection,
         request: &Request<'_>,
-        _: Option<&Parked>,
+        _: Option<&ParkedCall>,
     ) -> (Answer, AnswerOrigin) {
         assert_ne!(request.target.path, "/fault", "the intended fault");
         (Answer::Known(Response::new(StatusCode(200), None, &[], "fine").into()), AnswerOrigin::NONE)

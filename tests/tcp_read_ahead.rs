@@ -9,7 +9,7 @@ use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_common::maps::Slot;
 use metadata_datapath::GROUP;
-use metadata_datapath::stack::{ConnectionAction, Exchange, Glimpse, Service, Stack, StackConfig};
+use metadata_datapath::stack::{ConnectionAction, Exchange, FramePreview, Service, Stack, StackConfig};
 use smoltcp::wire::TcpControl::{Fin, None as NoControl, Rst};
 use support::client::{CLIENT_V6, SERVICE};
 use support::pattern;
@@ -50,7 +50,7 @@ impl Service for Recorder {
         Silent
     }
 
-    fn read_ahead(&self, glimpses: &[Glimpse<'_>]) {
+    fn read_ahead(&self, glimpses: &[FramePreview<'_>]) {
         let seen = glimpses.iter().map(|seen| (seen.slot, seen.local, seen.payload.to_vec()));
         self.0.borrow_mut().extend(seen);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use metadata_base::addresses;
 use metadata_content::dialect;
-use metadata_content::identity::{IssuedToken, Issuer, Work};
+use metadata_content::identity::{IssuedToken, Issuer, SigningJob};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::{Dialects, Record};
 use metadata_content::sink::Outbox;
@@ -47,11 +47,11 @@ fn vm(record: &Value) -> Result<Vm> {
 fn issued_vm(record: &Value) -> Result<Vm> {
     let issuer = Issuer::new(Some("lab.example"), |order| {
         let signed = match order.work() {
-            Work::Jwt(claims) => json!({ "jwt": claims }),
-            Work::Signature(document) => json!({ "signature": document }),
-            Work::Envelope(document) => json!({ "pkcs7": document }),
-            Work::Detached(document) => json!({ "pkcs7_detached": document }),
-            Work::Attested(statement) => json!({ "attested": statement }),
+            SigningJob::Jwt(claims) => json!({ "jwt": claims }),
+            SigningJob::Signature(document) => json!({ "signature": document }),
+            SigningJob::Envelope(document) => json!({ "pkcs7": document }),
+            SigningJob::Detached(document) => json!({ "pkcs7_detached": document }),
+            SigningJob::Attested(statement) => json!({ "attested": statement }),
         };
         order.signed(IssuedToken { text: signed.to_string().into(), issued: 0, expires: 4_000_000_000 });
         true

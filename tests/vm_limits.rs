@@ -10,7 +10,7 @@ use metadata_content::http::{Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::store::{
-    Endpoint, Host, Interner, Live, LiveOutcome, LiveRequest, Responses, Route, Store, VmState,
+    Endpoint, Host, Interner, LiveOutcome, LiveRequest, LiveRoute, Responses, Route, Store, VmState,
 };
 use metadata_datapath::stack::{Stack, StackConfig};
 use metadata_serve::MetadataService;
@@ -184,7 +184,7 @@ fn the_buffer_limit_for_half_received_requests_is_per_vm() {
 #[derive(Debug)]
 struct Large(usize);
 
-impl Live for Large {
+impl LiveRoute for Large {
     fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
         Response::new(StatusCode(200), None, &[], vec![b'.'; self.0]).into()
     }

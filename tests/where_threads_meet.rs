@@ -16,7 +16,7 @@ use loom::sync::atomic::AtomicUsize;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use metadata_common::maps::AllSent;
-use metadata_datapath::stack::{Displaced, Heard};
+use metadata_datapath::stack::{DisplacedConnection, KernelReceipt};
 
 use cell::AtomicEntry;
 use pending::Pending;
@@ -213,8 +213,9 @@ fn an_acknowledgement_is_never_attributed_to_another_connection() {
         });
         let displaced = cell.post(entry(2));
         kernel.join().expect("the kernel");
-        let before = Displaced { flow: 1, heard: Heard { acknowledged: 1, closed: !1 } };
-        let unheard = Displaced { heard: Heard { acknowledged: !1, ..before.heard }, ..before };
+        let before = DisplacedConnection { flow: 1, heard: KernelReceipt { acknowledged: 1, closed: !1 } };
+        let unheard =
+            DisplacedConnection { heard: KernelReceipt { acknowledged: !1, ..before.heard }, ..before };
         assert!(displaced == Some(before) || displaced == Some(unheard), "{displaced:?}");
         // A late store of the kernel may reach the entry of connection 2, which expects another number.
         let found = cell.look(2).expect("the later entry is present");

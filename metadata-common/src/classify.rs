@@ -55,7 +55,7 @@ impl Reader for [u8] {
 }
 
 /// The addresses that the service answers for.
-pub trait Served {
+pub trait ServedAddresses {
     /// True if this IPv4 address (wire order) is served.
     fn serves_v4(&self, address: [u8; 4]) -> bool;
     /// True if this IPv6 address (wire order) is served.
@@ -79,21 +79,21 @@ pub fn priority_tag(frame: &(impl Reader + ?Sized)) -> Option<[u8; ethernet::TAG
 
 /// Classifies a frame from a guest, without regard to its sender.
 #[inline(always)]
-pub fn classify(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict {
+pub fn classify(frame: &(impl Reader + ?Sized), served: &impl ServedAddresses) -> Verdict {
     let Some(ethertype) = read_u16(frame, ethernet::TYPE) else {
         return Verdict::PassTruncated;
     };
     let wrapped = frame.is_tagged() || ethernet::is_tag(ethertype) || ethertype <= ethernet::MAX_LENGTH;
     let outcome = match ethertype {
-        _ if wrapped => Err(Pass::LookBehind(0)),
+        _ if wrapped => Err(PassReason::LookBehind(0)),
         ethernet::ARP => classify_arp(frame, ethernet::HEADER, served, true),
         ethernet::IPV4 => v4::classify(frame, ethernet::HEADER, served),
         ethernet::IPV6 => v6::classify(frame, ethernet::HEADER, served),
-        _ => Err(Pass::Now(Verdict::PassEthertype)),
+        _ => Err(PassReason::Now(Verdict::PassEthertype)),
     };
     match outcome {
-        Ok(verdict) | Err(Pass::Now(verdict)) => verdict,
-        Err(Pass::LookBehind(_)) => look_behind(frame, served),
+        Ok(verdict) | Err(PassReason::Now(verdict)) => verdict,
+        Err(PassReason::LookBehind(_)) => look_behind(frame, served),
     }
 }
 
@@ -118,7 +118,7 @@ pub fn is_ordinary(first: &(impl Reader + ?Sized), may_be_served: impl Fn(u8) ->
 /// extension headers. It is never inlined, so the verifier follows it once and not once for each caller's
 /// path.
 #[inline(never)]
-fn look_behind(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict {
+fn look_behind(frame: &(impl Reader + ?Sized), served: &impl ServedAddresses) -> Verdict {
     let Some(start) = frame.read::<{ ethernet::HEADER }>(0) else {
         return Verdict::PassTruncated;
     };
@@ -163,7 +163,7 @@ fn look_behind(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict 
         ethernet::ARP => classify_arp(frame, at, served, false),
         ethernet::IPV4 => v4::look_behind(frame, at, served),
         ethernet::IPV6 => v6::look_behind(frame, at, salt, served),
-        _ => Err(Pass::Now(Verdict::PassEthertype)),
+        _ => Err(PassReason::Now(Verdict::PassEthertype)),
     };
     match outcome {
         Ok(_) if wrapping & IN_SNAP != 0 => Verdict::DropSnap,
@@ -171,8 +171,8 @@ fn look_behind(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict 
         Err(TRUNCATED) => Verdict::PassTruncated,
         Err(_) if wrapping & TAGGED != 0 => Verdict::PassVlan,
         Err(_) if wrapping != 0 => Verdict::PassEthertype,
-        Ok(verdict) | Err(Pass::Now(verdict)) => verdict,
-        Err(Pass::LookBehind(_)) => Verdict::PassEthertype,
+        Ok(verdict) | Err(PassReason::Now(verdict)) => verdict,
+        Err(PassReason::LookBehind(_)) => Verdict::PassEthertype,
     }
 }
 
@@ -196,25 +196,30 @@ fn forget(at: usize, salt: u32, mask: usize) -> usize {
 }
 
 /// `Ok` for a frame for a served address, which is steered or dropped; `Err` for a frame that passes.
-type Outcome = Result<Verdict, Pass>;
+type Outcome = Result<Verdict, PassReason>;
 
 /// Why a frame passes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Pass {
+enum PassReason {
     Now(Verdict),
     /// The addresses are not served, but the frame has options or extension headers to parse. The byte is
     /// the version and header length (IPv4) or the next header (IPv6).
     LookBehind(u8),
 }
 
-const TRUNCATED: Pass = Pass::Now(Verdict::PassTruncated);
+const TRUNCATED: PassReason = PassReason::Now(Verdict::PassTruncated);
 
 /// Classifies ARP. If `next_hops` is true, ARP for a next hop towards a served address is steered too.
 #[inline(always)]
-fn classify_arp(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served, next_hops: bool) -> Outcome {
+fn classify_arp(
+    frame: &(impl Reader + ?Sized),
+    at: usize,
+    served: &impl ServedAddresses,
+    next_hops: bool,
+) -> Outcome {
     let format = frame.read_afresh::<6>(at).ok_or(TRUNCATED)?;
     if format != arp::ETHERNET_IPV4 && format != arp::IEEE802_IPV4 {
-        return Err(Pass::Now(Verdict::PassArpFormat));
+        return Err(PassReason::Now(Verdict::PassArpFormat));
     }
     let packet: [u8; arp::LEN] = frame.read_afresh(at).ok_or(TRUNCATED)?;
     let [_, hardware, _, _, _, _, _, _, _, _, _, _, _, _, s0, s1, s2, s3, _, _, _, _, _, _, target @ ..] =
@@ -228,7 +233,7 @@ fn classify_arp(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served,
     match (ours, plain) {
         (true, true) => Ok(Verdict::SteerArp),
         (true, false) => Ok(Verdict::DropArpFormat),
-        (false, _) => Err(Pass::Now(Verdict::PassArp)),
+        (false, _) => Err(PassReason::Now(Verdict::PassArp)),
     }
 }
 

@@ -54,7 +54,7 @@ pub const SCALE_MAX: u8 = 14;
 
 /// The TCP abilities that a guest announces in its SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Abilities {
+pub struct TcpOptions {
     /// The most payload in bytes that the guest accepts in one segment. After decoding from a number it is
     /// one of [`SEGMENT_SIZES`].
     pub segment: u16,
@@ -66,7 +66,7 @@ pub struct Abilities {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CookieCheck {
     /// The segment acknowledges our SYN-ACK and starts at the first byte of the connection.
-    First(Abilities),
+    First(TcpOptions),
     /// The connection may be ours, but an earlier segment is missing.
     Later,
     /// The segment does not belong to any SYN-ACK of ours.
@@ -128,7 +128,7 @@ impl Flow {
 /// [`SCALE_MAX`] counts as [`SCALE_MAX`].
 #[inline(always)]
 #[must_use]
-pub const fn issue(key: &CookieKey, flow: Flow, guest_isn: u32, abilities: Abilities) -> u32 {
+pub const fn issue(key: &CookieKey, flow: Flow, guest_isn: u32, abilities: TcpOptions) -> u32 {
     let scale = match abilities.scale {
         Some(shift) if shift > SCALE_MAX => SCALE_MAX as u32,
         Some(shift) => shift as u32,
@@ -160,7 +160,10 @@ pub const fn check(key: &CookieKey, flow: Flow, seq: u32, ack: u32) -> CookieChe
     }
     let segment = SEGMENT_SIZES[(number >> SIZE_SHIFT & SIZE_MASK) as usize];
     let scale = number & SCALE_MASK;
-    CookieCheck::First(Abilities { segment, scale: if scale == NO_SCALE { None } else { Some(scale as u8) } })
+    CookieCheck::First(TcpOptions {
+        segment,
+        scale: if scale == NO_SCALE { None } else { Some(scale as u8) },
+    })
 }
 
 /// Both hashes, at their positions in the number.
@@ -204,7 +207,7 @@ const fn mix(mut word: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Abilities, CookieCheck, CookieKey, Flow, SCALE_MAX, SEGMENT_SIZES, again, check, issue};
+    use super::{CookieCheck, CookieKey, Flow, SCALE_MAX, SEGMENT_SIZES, TcpOptions, again, check, issue};
     use std::collections::HashSet;
     use std::vec::Vec;
 
@@ -220,7 +223,7 @@ mod tests {
     fn the_first_segment_returns_the_abilities_of_the_syn() {
         for segment in SEGMENT_SIZES {
             for scale in (0..=SCALE_MAX).map(Some).chain([None]) {
-                let sent = Abilities { segment, scale };
+                let sent = TcpOptions { segment, scale };
                 let number = issue(&KEY, flow(1, 40_000), 77, sent);
                 let decoded = check(&KEY, flow(1, 40_000), 78, number.wrapping_add(1));
                 assert_eq!(decoded, CookieCheck::First(sent));
@@ -230,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_number_issued_again_differs_and_has_the_same_content() {
-        let sent = Abilities { segment: 1460, scale: Some(7) };
+        let sent = TcpOptions { segment: 1460, scale: Some(7) };
         let number = issue(&KEY, flow(1, 40_000), 77, sent);
         let other = again(number);
         assert_ne!(other, number);
@@ -243,7 +246,7 @@ mod tests {
         for (sent, decoded) in
             [(0, 536), (64, 536), (1219, 536), (1220, 1220), (1459, 1440), (1461, 1460), (8960, 1460)]
         {
-            let number = issue(&KEY, flow(1, 1), 5, Abilities { segment: sent, scale: None });
+            let number = issue(&KEY, flow(1, 1), 5, TcpOptions { segment: sent, scale: None });
             let CookieCheck::First(back) = check(&KEY, flow(1, 1), 6, number + 1) else {
                 panic!("it is ours")
             };
@@ -263,14 +266,14 @@ mod tests {
 
     #[test]
     fn an_invalid_shift_counts_as_the_greatest() {
-        let number = issue(&KEY, flow(1, 1), 5, Abilities { segment: 536, scale: Some(255) });
+        let number = issue(&KEY, flow(1, 1), 5, TcpOptions { segment: 536, scale: Some(255) });
         let CookieCheck::First(back) = check(&KEY, flow(1, 1), 6, number + 1) else { panic!("it is ours") };
         assert_eq!(back.scale, Some(SCALE_MAX));
     }
 
     #[test]
     fn a_segment_that_overtook_the_first_is_recognised() {
-        let number = issue(&KEY, flow(3, 50_000), 1_000, Abilities { segment: 1460, scale: Some(7) });
+        let number = issue(&KEY, flow(3, 50_000), 1_000, TcpOptions { segment: 1460, scale: Some(7) });
         let later = (1..=1_000).filter(|behind| {
             check(&KEY, flow(3, 50_000), 1_001 + behind * 1_460, number + 1) == CookieCheck::Later
         });
@@ -279,7 +282,7 @@ mod tests {
 
     #[test]
     fn other_slots_ports_and_keys_are_foreign() {
-        let number = issue(&KEY, flow(3, 50_000), 9, Abilities { segment: 1460, scale: Some(7) });
+        let number = issue(&KEY, flow(3, 50_000), 9, TcpOptions { segment: 1460, scale: Some(7) });
         let other = CookieKey([1, 2]);
         let others: Vec<CookieCheck> = (0..1_000)
             .map(|n| check(&KEY, flow(4 + n, 50_000), 10, number + 1))

@@ -6,7 +6,7 @@
 //! empty. Only the port and the source MAC identify the sender.
 
 use crate::bucket;
-use crate::classify::{Reader, Served, classify};
+use crate::classify::{Reader, ServedAddresses, classify};
 use crate::mac::Mac;
 use crate::maps::{Guest, Identity, Port, Slot};
 use crate::stamp;
@@ -30,7 +30,7 @@ pub trait Bucket {
 }
 
 /// What `port` looks up about a frame's port and sender.
-pub trait Tables: Served {
+pub trait Tables: ServedAddresses {
     /// The limits and buckets of one port.
     type Bucket: Bucket;
     /// The port on which the frame arrived, if it is registered.
@@ -124,7 +124,7 @@ fn opens(frame: &(impl Reader + ?Sized), verdict: Verdict) -> bool {
 /// True for ARP about a next hop towards a served address. That next hop is another device, and a guest on a
 /// closed port must still reach it.
 #[inline(always)]
-fn is_for_next_hop(frame: &(impl Reader + ?Sized), verdict: Verdict, served: &impl Served) -> bool {
+fn is_for_next_hop(frame: &(impl Reader + ?Sized), verdict: Verdict, served: &impl ServedAddresses) -> bool {
     let target = ethernet::HEADER + arp::TARGET_IP;
     matches!(verdict, Verdict::SteerArp)
         && frame.read_afresh(target).is_some_and(|target| !served.serves_v4(target))

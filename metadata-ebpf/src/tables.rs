@@ -8,7 +8,7 @@ use aya_ebpf::maps::{Array, DevMap, DevMapHash, HashMap, PerCpuArray, RingBuf, X
 use aya_ebpf::programs::{TcContext, XdpContext};
 use metadata_common::answer;
 use metadata_common::bucket;
-use metadata_common::classify::{Reader as _, Served};
+use metadata_common::classify::{Reader as _, ServedAddresses};
 use metadata_common::cookie::{CookieKey, Flow};
 use metadata_common::decide;
 use metadata_common::drain;
@@ -175,7 +175,7 @@ fn may_be_served(last: u8) -> bool {
     plain::may_be_served(last)
 }
 
-impl Served for Ingress {
+impl ServedAddresses for Ingress {
     #[inline(always)]
     fn serves_v4(&self, address: [u8; 4]) -> bool {
         if !may_be_served(address[3]) {

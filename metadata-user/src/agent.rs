@@ -25,7 +25,7 @@ mod snapshots;
 mod start;
 mod state;
 
-pub use health::{Health, Trouble};
+pub use health::{Health, HealthProblem};
 pub use reload::ConfigSource;
 pub use start::{TakeoverMode, serve};
 pub use state::{BackgroundTasks, NodeState};

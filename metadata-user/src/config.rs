@@ -35,7 +35,7 @@ use metadata_content::record;
 use metadata_feed::kubevirt;
 use metadata_feed::{proxmox, room};
 use metadata_serve::audit::AuditConfig;
-use metadata_steer::{Guarded, PortLimits, SteeringMode};
+use metadata_steer::{ClosedTaps, PortLimits, SteeringMode};
 
 use crate::logging::LogFormat;
 
@@ -87,7 +87,7 @@ pub struct Config {
     /// Which taps without a record are closed. A closed tap forwards no frame to a metadata address. `all` closes taps
     /// in the agent's namespace and in those with served ports; `none` is the default. Do not use `all` if two agents
     /// share a namespace: each would close the other's taps.
-    pub guard: Guarded,
+    pub guard: ClosedTaps,
     /// Prefix of the hub's device names, 1 to 11 bytes. Agents in the same namespace need different prefixes.
     pub hub: String,
     /// Address and port that serve Prometheus metrics; `None` (default) serves none.
@@ -159,7 +159,7 @@ impl Default for Config {
             steer: SteeringMode::default(),
             record_memory: None,
             metadata: MetadataLimits::default(),
-            guard: Guarded::default(),
+            guard: ClosedTaps::default(),
             hub: "imds".into(),
             metrics: None,
             page: false,

@@ -1,7 +1,7 @@
 //! HTTP/1.1 on one connection of a listener, within limits on time and size.
 //!
-//! The connection is held ([`Stay`]) only from the moment when a request has arrived whole until the handler has
-//! answered. While it waits for its peer, it makes room for a new connection when the listener is full.
+//! The connection is held ([`EvictionGuard`]) only from the moment when a request has arrived whole until the handler
+//! has answered. While it waits for its peer, it makes room for a new connection when the listener is full.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
@@ -20,7 +20,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use metadata_listen::{Stay, Staying};
+use metadata_listen::{EvictionGuard, EvictionHold};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 use tracing::debug;
@@ -53,8 +53,8 @@ struct ArrivingBody {
 /// Holds the connection from the end of a request to its answer.
 #[derive(Clone)]
 struct RequestHold {
-    stay: Stay,
-    held: Arc<Mutex<Option<Staying>>>,
+    stay: EvictionGuard,
+    held: Arc<Mutex<Option<EvictionHold>>>,
 }
 
 impl RequestHold {
@@ -101,7 +101,7 @@ pub(crate) async fn serve<I>(
     io: I,
     app: Router,
     limits: HttpLimits,
-    stay: Stay,
+    stay: EvictionGuard,
     prepare: impl Fn(&mut Request<Incoming>) + Send + Sync,
 ) where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -163,7 +163,7 @@ mod tests {
     use axum::Router;
     use axum::routing::{get, post};
     use bytes::Bytes;
-    use metadata_listen::Stay;
+    use metadata_listen::EvictionGuard;
     use std::sync::Arc;
     use std::time::Duration;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
@@ -180,9 +180,9 @@ mod tests {
     const MOMENT: Duration = Duration::from_millis(1);
     const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 
-    fn start(app: Router) -> (DuplexStream, Stay) {
+    fn start(app: Router) -> (DuplexStream, EvictionGuard) {
         let (client, server) = duplex(4_096);
-        let stay = Stay::default();
+        let stay = EvictionGuard::default();
         tokio::spawn(serve(server, app, LIMITS, stay.clone(), |_| {}));
         (client, stay)
     }

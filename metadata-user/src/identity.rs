@@ -13,7 +13,7 @@ mod publish;
 pub use publish::{Publication, SignerReport, configuration, routes};
 
 use metadata_common::maps::Slot;
-use metadata_content::identity::{IssuedToken, Issuer, Order, Work};
+use metadata_content::identity::{IssuedToken, Issuer, Order, SigningJob};
 use metadata_signer::wire::{PACKET_BYTES, SignOperation, decode, encode, receive_packet, send_packet};
 use metadata_signer::{CertificateFiles, Setup, SignRequest, SignerReply};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -143,13 +143,13 @@ impl SigningClient {
 }
 
 /// Returns the signer's operation for the work of an order.
-fn operation(work: Work) -> SignOperation {
+fn operation(work: SigningJob) -> SignOperation {
     match work {
-        Work::Jwt(claims) => SignOperation::Jwt(claims),
-        Work::Signature(document) => SignOperation::Signature(document),
-        Work::Envelope(document) => SignOperation::Envelope(document),
-        Work::Detached(document) => SignOperation::Detached(document),
-        Work::Attested(statement) => SignOperation::Attested(statement),
+        SigningJob::Jwt(claims) => SignOperation::Jwt(claims),
+        SigningJob::Signature(document) => SignOperation::Signature(document),
+        SigningJob::Envelope(document) => SignOperation::Envelope(document),
+        SigningJob::Detached(document) => SignOperation::Detached(document),
+        SigningJob::Attested(statement) => SignOperation::Attested(statement),
     }
 }
 

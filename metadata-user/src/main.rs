@@ -12,7 +12,7 @@ use metadata_control::status::{self, LookupOutcome};
 use metadata_datapath::sandbox;
 use metadata_feed::libvirt::hook;
 use metadata_state::token_file;
-use metadata_steer::Guarded;
+use metadata_steer::ClosedTaps;
 use metadata_user::agent::{self, preflight};
 use metadata_user::config::{self, Config};
 use metadata_user::logging::{FILTER_VARIABLE, FORMAT_VARIABLE, LogFilter, LogFormat, LogHandle};
@@ -144,9 +144,9 @@ enum Verb {
     /// feeds.
     Register(instances::Register),
     /// List the instances that the agent knows, with their sources and states.
-    Ls(instances::Ls),
+    Ls(instances::LsArgs),
     /// Show one instance, without its secrets.
-    Get(instances::Get),
+    Get(instances::GetArgs),
     /// Remove the registration of a VM.
     ///
     /// A record of the same VM from another source then comes into force.
@@ -309,7 +309,7 @@ struct Serve {
     linger: bool,
     /// Taps without a record to close, so that no frame for a metadata address leaves them [default: none].
     #[arg(long, value_name = "WHICH", value_enum)]
-    guard: Option<Guarded>,
+    guard: Option<ClosedTaps>,
     /// Whether the agent drops the system calls and capabilities that serving does not need [default: on].
     #[arg(long, value_name = "MODE", value_enum)]
     sandbox: Option<config::Sandbox>,

@@ -70,7 +70,7 @@ pub struct Snapshot<'a, T> {
     /// Identities that are bound to a slot.
     pub identities: u64,
     /// Number and times of ports attached since the start.
-    pub attaching: Attaching,
+    pub attaching: AttachHistogram,
     /// Time spent on rendering records.
     pub rendering: Duration,
     /// Records held.
@@ -109,7 +109,7 @@ pub struct Snapshot<'a, T> {
 
 /// Time to attach ports, each measured from the inspection of its device until its guest is bound.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Attaching {
+pub struct AttachHistogram {
     /// Ports attached since the start, including those detached since.
     pub count: u64,
     /// Sum of their times.
@@ -117,10 +117,10 @@ pub struct Attaching {
     /// Median of the most recent 4,096 times.
     pub median: Duration,
     /// Time from the discovery of a wanted tap until its guest was bound.
-    pub lag: Lag,
+    pub lag: BindHistogram,
 }
 
-/// Upper bounds of [`Lag`]'s buckets.
+/// Upper bounds of [`BindHistogram`]'s buckets.
 pub const LAG_BOUNDS: [Duration; 10] = [
     Duration::from_millis(1),
     Duration::from_millis(5),
@@ -136,14 +136,14 @@ pub const LAG_BOUNDS: [Duration; 10] = [
 
 /// Histogram of the time that taps waited for their guest to be bound.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Lag {
+pub struct BindHistogram {
     /// Counts per bucket; the last bucket has no upper bound.
     pub buckets: [u64; LAG_BOUNDS.len() + 1],
     /// Sum of all waits.
     pub total: Duration,
 }
 
-impl Lag {
+impl BindHistogram {
     /// Counts one tap that waited this long.
     pub fn waited(&mut self, time: Duration) {
         let bucket = LAG_BOUNDS.iter().position(|bound| time <= *bound).unwrap_or(LAG_BOUNDS.len());

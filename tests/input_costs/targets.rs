@@ -23,7 +23,7 @@ use metadata_feed::part::merge;
 use metadata_feed::pods::{Pod, Tap, TapKind};
 use metadata_feed::proxmox::custom::Custom;
 use metadata_feed::proxmox::{self, TranslationInput, VmConfig};
-use metadata_signer::jwt::Joined;
+use metadata_signer::jwt::JoinedKeySet;
 use metadata_user::config::Config;
 use metadata_user::verbs::webhook;
 use serde_json::{Value, json};
@@ -323,6 +323,6 @@ fn administered(text: &str) {
     _ = Config::read(file.path());
     let set =
         parser::json(text).unwrap_or_else(|_| json!({"keys": [{"kid": text, "n": STANDARD.encode(text)}]}));
-    _ = Joined::default().add(&set);
+    _ = JoinedKeySet::default().add(&set);
     _ = BTreeMap::from([("a", set)]);
 }

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_feed::contact::Failing;
-use metadata_feed::kubevirt::{self, Pace};
+use metadata_feed::contact::FailureStreak;
+use metadata_feed::kubevirt::{self, WatchPacing};
 use serde_json::json;
 use support::apiserver::{ApiServer, Manner};
 use support::pod::Kubelet;
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::{Node, PATIENCE, at_once, keys, vmi};
 
 /// Pace of the tests that count requests.
-const QUICK: Pace = Pace {
+const QUICK: WatchPacing = WatchPacing {
     first: Duration::from_millis(20),
     longest: Duration::from_secs(1),
     ended: Duration::from_millis(20),
@@ -34,7 +34,7 @@ const AFTER_A_PAUSE: u64 = 2;
 
 /// Upper bound on an agent's requests within `elapsed` if all fail and each pause is as short as it may be. A slow
 /// machine sends fewer.
-fn most_requests(pace: &Pace, elapsed: Duration) -> u64 {
+fn most_requests(pace: &WatchPacing, elapsed: Duration) -> u64 {
     let mut pauses = 0;
     let mut spent = Duration::ZERO;
     loop {
@@ -47,7 +47,7 @@ fn most_requests(pace: &Pace, elapsed: Duration) -> u64 {
 }
 
 /// Counts requests until [`COUNTED`] has passed and checks the upper bound.
-async fn assert_few_requests(server: &ApiServer, pace: &Pace, since: (Instant, u64), what: &str) {
+async fn assert_few_requests(server: &ApiServer, pace: &WatchPacing, since: (Instant, u64), what: &str) {
     let (begun, before) = since;
     tokio::time::sleep_until(begun + COUNTED).await;
     let requests = server.requests() - before;
@@ -99,7 +99,7 @@ async fn an_agent_started_before_the_server_listens_backs_off() {
 
 #[tokio::test]
 async fn the_feed_backs_off_from_a_server_that_fails_longer_than_a_relist_interval() {
-    let pace = Pace { relist: Duration::from_millis(500), ..QUICK };
+    let pace = WatchPacing { relist: Duration::from_millis(500), ..QUICK };
     let cases = FAILURES.map(|manner| async move {
         let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
         server.put(vmi(1));
@@ -121,7 +121,7 @@ async fn an_expired_history_is_no_failure_and_causes_a_list_at_once() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     // A pause after a failure would be longer than this test.
     let pause = 10 * PATIENCE;
-    let pace = Pace { first: pause, longest: pause, short: Duration::ZERO, ..QUICK };
+    let pace = WatchPacing { first: pause, longest: pause, short: Duration::ZERO, ..QUICK };
     let mut node = Node::paced(&server, &kubelet, None, pace);
     node.until("the start", |node| node.synced).await;
     for number in [1, 2] {
@@ -141,7 +141,7 @@ async fn an_expired_history_is_no_failure_and_causes_a_list_at_once() {
 }
 
 /// Waits for the feed's first reported failure.
-async fn first_failure(node: &Node) -> Failing {
+async fn first_failure(node: &Node) -> FailureStreak {
     let end = Instant::now() + PATIENCE;
     loop {
         let report = node.contact.report(std::time::Instant::now());
@@ -204,7 +204,8 @@ async fn the_contact_reports_the_last_answer_and_the_current_failure() {
         (Manner::Brief, "cut_short"),
     ];
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
-    let pace = Pace { longest: Duration::from_millis(200), short: Duration::from_millis(200), ..QUICK };
+    let pace =
+        WatchPacing { longest: Duration::from_millis(200), short: Duration::from_millis(200), ..QUICK };
     let mut node = Node::paced(&server, &kubelet, None, pace);
     node.until("the start", |node| node.synced).await;
     let contact = Arc::clone(&node.contact);

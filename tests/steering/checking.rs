@@ -1,7 +1,9 @@
 //! Programs and pins that somebody else takes away are noticed and restored while the agent runs.
 
 use crate::node::{ALICE, Bridged, pinned, port, start_in, steered};
-use metadata_steer::{Adopt, AttachmentFault, RELEASE_GRACE, SteerConfig, Steering, SteeringMode, release};
+use metadata_steer::{
+    AttachmentFault, PreviousAgent, RELEASE_GRACE, SteerConfig, Steering, SteeringMode, release,
+};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use support::objects;
@@ -197,7 +199,7 @@ fn what_the_next_agent_has_taken_over_is_not_repaired_by_the_former() {
         return;
     }
     let mut node = Bridged::start();
-    let takeover = SteerConfig { adopt: Adopt::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
+    let takeover = SteerConfig { adopt: PreviousAgent::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
     let mut next = start_in(&node.ns, &takeover).expect("the next agent starts");
     let (name, former) = (node.name.clone(), node.steering.as_mut().expect("it runs"));
     node.ns.run_in(|| {

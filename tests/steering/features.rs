@@ -1,7 +1,7 @@
 //! What the agent learns by asking the kernel agrees with what the kernel then does.
 
 use metadata_steer::probe::{Feature, features, missing_helpers};
-use metadata_steer::{By, SteerConfig, SteeringMode};
+use metadata_steer::{SteerConfig, SteeringMode, SteeringProgram};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe};
 use support::netns::Namespace;
 use support::{empty_classifier, privileged};
@@ -50,7 +50,7 @@ fn steering_uses_what_the_kernel_is_found_to_have() {
     assert_eq!(node.steering.take_ring(0).is_some(), has(Feature::Tcx));
     let (_tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
-    let switched = node.steering.switch(&name, By::Tcx);
+    let switched = node.steering.switch(&name, SteeringProgram::Tcx);
     assert_eq!(switched.is_ok(), has(Feature::Tcx), "{switched:?}");
     // It has started, so nothing is missing for which there is no substitute.
     assert!(lacking.iter().all(|(feature, _)| feature.words().without.is_some()), "{lacking:?}");

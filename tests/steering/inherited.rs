@@ -5,7 +5,7 @@ use crate::node::{
 };
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
-use metadata_steer::{By, Steering, SteeringMode};
+use metadata_steer::{Steering, SteeringMode, SteeringProgram};
 use support::bpffs::Bpffs;
 use support::netns::Namespace;
 use support::privileged;
@@ -137,11 +137,11 @@ fn an_inherited_classifier_keeps_its_port_closed_and_is_replaced() {
     // The next agent steers by XDP.
     let next = node.restart();
     next.attach(&name).expect("attached");
-    assert_eq!(next.steered_by(&name), Some(By::Xdp));
+    assert_eq!(next.steered_by(&name), Some(SteeringProgram::Xdp));
     assert_eq!(node.bpffs.port_links().len(), 1, "{:?}", node.bpffs.port_links());
     node.assert_closed();
     let next = node.steering.as_mut().expect("it runs");
-    next.switch(&name, By::Tcx).expect("switched");
+    next.switch(&name, SteeringProgram::Tcx).expect("switched");
     assert!(node.bpffs.port_links()[0].starts_with("port_tcx"));
     node.end();
     node.assert_closed();

@@ -5,7 +5,7 @@ use metadata_base::port::PortName;
 use metadata_common::maps::ANSWER_LINK;
 use metadata_common::verdict::Verdict;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
-use metadata_steer::{HUB_QUEUES, PortLimits, SteerConfig, Steering, Way};
+use metadata_steer::{AnswerPath, HUB_QUEUES, PortLimits, SteerConfig, Steering};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use support::netns::Namespace;
@@ -170,12 +170,13 @@ fn a_veth_of_another_namespace_is_reached_only_while_its_peer_has_gro_on() {
     }
     let (mut node, pod) = (Node::start(), Namespace::new("pod").expect("a namespace"));
     let (guest, name) = veth(&mut node, Some(&pod));
-    assert_eq!(node.steering.way_to(&name), Way::None, "a bare veth");
+    assert_eq!(node.steering.way_to(&name), AnswerPath::None, "a bare veth");
     node.answer(3);
     node.expect_count(Verdict::HubDelivered, 1);
     node.steering.inspect_devices();
     assert_eq!(node.steering.losses().hubs[0].tap_dropped, 1, "a frame that cannot be redirected is counted");
-    for (word, way) in [("on", Way::Redirect), ("off", Way::None), ("on", Way::Redirect)] {
+    for (word, way) in [("on", AnswerPath::Redirect), ("off", AnswerPath::None), ("on", AnswerPath::Redirect)]
+    {
         set_gro(&guest, "eth0", word == "on").expect("the guest may switch GRO");
         assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{word}");
         assert_eq!(node.steering.way_to(&name), way, "{word}");
@@ -198,7 +199,11 @@ fn a_veth_of_the_agents_namespace_is_reached_with_and_without_gro() {
     let mut node = Node::start();
     node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("IPv6 is off");
     let (guest, name) = veth(&mut node, None);
-    let ways = [(None, Way::Classifier), (Some(true), Way::Redirect), (Some(false), Way::Classifier)];
+    let ways = [
+        (None, AnswerPath::Classifier),
+        (Some(true), AnswerPath::Redirect),
+        (Some(false), AnswerPath::Classifier),
+    ];
     for (frames, (gro, way)) in (1..).zip(ways) {
         if let Some(on) = gro {
             set_gro(&guest, "eth0", on).expect("the guest may switch GRO");

@@ -9,7 +9,8 @@ use metadata_common::maps::MAX_STEERED;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_common::wire::ethernet;
 use metadata_steer::{
-    By, LOOKS_AT_ONCE, PortLimits, QUIET, SWITCHES_AT_ONCE, SteerConfig, SteerError, SteeringMode,
+    LOOKS_AT_ONCE, PortLimits, QUIET, SWITCHES_AT_ONCE, SteerConfig, SteerError, SteeringMode,
+    SteeringProgram,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -218,7 +219,7 @@ fn switching_under_load_loses_no_frame_and_leaks_none() {
             leaked
         });
         let switched = (0..SWITCHES).all(|n| {
-            let to = if n % 2 == 0 { By::Tcx } else { By::Xdp };
+            let to = if n % 2 == 0 { SteeringProgram::Tcx } else { SteeringProgram::Xdp };
             // A child of another test may hold a copy of the closed link until it calls `execve`.
             within(Duration::from_secs(5), || node.steering.switch(&name, to).ok()).is_some()
         });
@@ -267,19 +268,19 @@ fn a_port_follows_its_guest_from_booting_to_quiet_and_back() {
         node.steering.follow_guests(start + at);
         node.steering.steered_by(&name)
     };
-    assert_eq!(look(Duration::ZERO), Some(By::Xdp));
+    assert_eq!(look(Duration::ZERO), Some(SteeringProgram::Xdp));
     (0..100).for_each(|_| ask(&alices, ALICE));
-    assert_eq!(look(second), Some(By::Xdp), "the guest has just sent requests");
-    assert_eq!(look(QUIET), Some(By::Xdp));
-    assert_eq!(look(QUIET + second), Some(By::Tcx));
+    assert_eq!(look(second), Some(SteeringProgram::Xdp), "the guest has just sent requests");
+    assert_eq!(look(QUIET), Some(SteeringProgram::Xdp));
+    assert_eq!(look(QUIET + second), Some(SteeringProgram::Tcx));
     ask(&alices, ALICE);
-    assert_eq!(look(QUIET * 3), Some(By::Tcx), "one request does not count as a boot");
+    assert_eq!(look(QUIET * 3), Some(SteeringProgram::Tcx), "one request does not count as a boot");
     // A child of another test may hold a copy of the closed link until it calls `execve`.
     let has_gone = || !node.ns.ip("link show tap0").expect("the tap").contains("xdp");
     assert!(within(Duration::from_secs(5), || has_gone().then_some(())).is_some(), "XDP is still attached");
     (0..100).for_each(|_| ask(&alices, ALICE));
-    assert_eq!(look(QUIET * 3 + second), Some(By::Xdp));
-    assert_eq!(look(QUIET * 4 + second), Some(By::Tcx));
+    assert_eq!(look(QUIET * 3 + second), Some(SteeringProgram::Xdp));
+    assert_eq!(look(QUIET * 4 + second), Some(SteeringProgram::Tcx));
     node.expect_count(Verdict::SteerArp, 201);
     node.expect_count(Verdict::SocketDropAbsent, 201);
 }
@@ -300,7 +301,7 @@ fn quiet_ports_are_switched_a_few_at_a_time_until_all_are() {
     node.steering.follow_guests(start);
     let mut switched = |calls: u32| {
         node.steering.follow_guests(start + QUIET + Duration::from_secs(calls.into()));
-        ports.iter().filter(|(_, name)| node.steering.steered_by(name) == Some(By::Tcx)).count()
+        ports.iter().filter(|(_, name)| node.steering.steered_by(name) == Some(SteeringProgram::Tcx)).count()
     };
     assert_eq!(switched(0), SWITCHES_AT_ONCE);
     assert_eq!(switched(1), SWITCHES_AT_ONCE * 2);

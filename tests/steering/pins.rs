@@ -1,7 +1,7 @@
 //! The directory of pins: its permissions, damage to it, and its release.
 
 use crate::node::{ALICE, Bridged, pinned, port, start_in, steered};
-use metadata_steer::{Adopt, PinsError, Released, SteerConfig, SteerError, release};
+use metadata_steer::{PinsError, PreviousAgent, ReleaseSummary, SteerConfig, SteerError, release};
 use std::os::unix::fs::PermissionsExt;
 use support::bpffs::Bpffs;
 use support::netns::Namespace;
@@ -135,7 +135,7 @@ fn an_agent_of_another_version_keeps_its_ports_from_a_start_and_a_takeover() {
     std::fs::rename(pins.join("v1"), pins.join("v2")).expect("the running agent counts as a newer one");
     let error = start_in(&node.ns, &pinned(&node.bpffs)).err().expect("a refusal");
     assert!(matches!(error, SteerError::Pins(PinsError::InUse { .. })), "{error}");
-    let takeover = SteerConfig { adopt: Adopt::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
+    let takeover = SteerConfig { adopt: PreviousAgent::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
     let error = start_in(&node.ns, &takeover).err().expect("a refusal");
     assert!(matches!(error, SteerError::Pins(PinsError::NothingToTakeOver { .. })), "{error}");
     for part in ["expected pins of version v1, found v2", "stop it and start this one again"] {
@@ -163,7 +163,7 @@ fn release_unpins_all_links_and_maps() {
     assert!(!node.bpffs.pins().exists());
     assert_eq!(
         release(&node.bpffs.pins(), false).expect("a missing directory is no error"),
-        Released::default()
+        ReleaseSummary::default()
     );
 }
 

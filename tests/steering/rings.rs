@@ -10,7 +10,7 @@ use metadata_common::stamp::stamp;
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 use metadata_datapath::link::FrameSource as _;
-use metadata_steer::{By, PortLimits, QUIET, Ring, SteerConfig, Steering, SteeringMode};
+use metadata_steer::{PortLimits, QUIET, Ring, SteerConfig, Steering, SteeringMode, SteeringProgram};
 use std::time::{Duration, Instant};
 use support::frames::{self, SERVED_V4};
 use support::netns::Namespace;
@@ -80,9 +80,9 @@ fn xdp_is_detached_from_a_quiet_guest_in_a_pod_and_attached_when_it_is_active() 
         node.steering.follow_guests(start + at);
         node.steering.steered_by(&pod.name)
     };
-    assert_eq!(look(&mut node, Duration::ZERO), Some(By::Xdp));
+    assert_eq!(look(&mut node, Duration::ZERO), Some(SteeringProgram::Xdp));
     assert!(pod.has_xdp());
-    assert_eq!(look(&mut node, QUIET), Some(By::Tcx));
+    assert_eq!(look(&mut node, QUIET), Some(SteeringProgram::Tcx));
     assert!(pod.is_off_xdp(), "XDP is still attached");
 
     ask(&pod.alices, ALICE);
@@ -95,15 +95,19 @@ fn xdp_is_detached_from_a_quiet_guest_in_a_pod_and_attached_when_it_is_active() 
     assert!(receives_nothing(&pod.other, Mac::BROADCAST), "a request for the service left the tap");
     ask_for(&pod.alices, ALICE, [10, 0, 2, 2]);
     assert!(receives(&pod.other, Mac::BROADCAST), "ordinary traffic must pass");
-    assert_eq!(look(&mut node, QUIET * 2), Some(By::Tcx), "one request does not count as a boot");
+    assert_eq!(
+        look(&mut node, QUIET * 2),
+        Some(SteeringProgram::Tcx),
+        "one request does not count as a boot"
+    );
 
     (0..100).for_each(|_| ask(&pod.alices, ALICE));
-    assert_eq!(look(&mut node, QUIET * 2 + second), Some(By::Xdp));
+    assert_eq!(look(&mut node, QUIET * 2 + second), Some(SteeringProgram::Xdp));
     assert!(pod.has_xdp());
     ask(&pod.alices, ALICE);
     node.expect_count(Verdict::SocketDropAbsent, 1);
     node.expect_count(Verdict::RingDelivered, 101);
-    assert_eq!(look(&mut node, QUIET * 3 + second), Some(By::Tcx), "the guest is quiet again");
+    assert_eq!(look(&mut node, QUIET * 3 + second), Some(SteeringProgram::Tcx), "the guest is quiet again");
 }
 
 #[test]
@@ -224,7 +228,7 @@ fn the_next_agent_inherits_and_switches_ports_in_a_pod() {
     let start = Instant::now();
     first.follow_guests(start);
     first.follow_guests(start + QUIET);
-    assert_eq!(first.steered_by(&pod.name), Some(By::Tcx));
+    assert_eq!(first.steered_by(&pod.name), Some(SteeringProgram::Tcx));
     assert!(pod.is_off_xdp(), "XDP is still attached");
     ask(&pod.alices, ALICE);
     assert_eq!(first.counters().expect("counters").get(Verdict::RingDelivered), 1);
@@ -242,12 +246,12 @@ fn the_next_agent_inherits_and_switches_ports_in_a_pod() {
     ask(&pod.alices, ALICE);
     assert_eq!(frames_in(&mut ring).len(), 1, "a frame is steered before the port is attached");
     steering.attach(&pod.name).expect("attached");
-    assert_eq!(steering.steered_by(&pod.name), Some(By::Tcx));
+    assert_eq!(steering.steered_by(&pod.name), Some(SteeringProgram::Tcx));
     steering.bind(&pod.name, ALICE, 0).expect("bound");
     ask(&pod.alices, ALICE);
     let [frame] = &frames_in(&mut ring)[..] else { panic!("one frame") };
     assert_eq!(frame[6..12], stamp(0).0);
     assert_eq!(frame[38..42], SERVED);
-    steering.switch(&pod.name, By::Xdp).expect("switched");
+    steering.switch(&pod.name, SteeringProgram::Xdp).expect("switched");
     assert!(pod.has_xdp());
 }

@@ -2,7 +2,7 @@
 
 use crate::node::{ALICE, BOB, Bridged, ask, config, pinned, port, start_in, steered};
 use metadata_links::error::LinkError;
-use metadata_steer::{Adopt, PinsError, SteerConfig, SteerError, release};
+use metadata_steer::{PinsError, PreviousAgent, SteerConfig, SteerError, release};
 use support::bpffs::Bpffs;
 use support::netns::Namespace;
 use support::privileged;
@@ -41,7 +41,7 @@ fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
     }
     let mut node = Bridged::start();
     let mut old = node.steering.take().expect("it runs");
-    let takeover = SteerConfig { adopt: Adopt::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
+    let takeover = SteerConfig { adopt: PreviousAgent::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
     let mut new = start_in(&node.ns, &takeover).expect("the second agent starts");
     assert_eq!((old.side(), new.side(), old.key()), (0, 1, new.key()));
     assert_eq!(new.hubs()[0].number, 32);
@@ -90,7 +90,7 @@ fn an_identity_unbound_during_a_takeover_is_released_after_it() {
     let mut node = Bridged::start();
     let mut old = node.steering.take().expect("it runs");
     old.bind(&node.name, BOB, 8).expect("bound");
-    let takeover = SteerConfig { adopt: Adopt::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
+    let takeover = SteerConfig { adopt: PreviousAgent::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
     let mut new = start_in(&node.ns, &takeover).expect("the second agent starts");
     new.attach(&node.name).expect("found");
     new.unbind(8).expect("deferred");
@@ -112,7 +112,7 @@ fn a_takeover_without_pins_of_a_running_agent_is_refused() {
     let bpffs = Bpffs::mount().expect("a bpffs");
     let ns = Namespace::new("steer").expect("a namespace");
     for (pins, side) in [(None, 1), (Some(bpffs.pins()), 1), (Some(bpffs.pins()), 2)] {
-        let config = SteerConfig { pins, adopt: Adopt::TakeOver { side }, ..config() };
+        let config = SteerConfig { pins, adopt: PreviousAgent::TakeOver { side }, ..config() };
         let error = start_in(&ns, &config).err().expect("a refusal");
         let expected = match (&config.pins, side) {
             (None, _) => matches!(error, SteerError::TakeOverWithoutPins),

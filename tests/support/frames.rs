@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::checksum;
-use metadata_common::classify::Served;
+use metadata_common::classify::ServedAddresses;
 use metadata_common::mac::Mac;
 use metadata_common::verdict::Verdict::{self, *};
 use metadata_common::wire::{arp, ethernet, ipv4, ipv6, neighbour, protocol, tcp};
@@ -32,7 +32,7 @@ const MIN_FRAME: usize = 60;
 #[derive(Debug)]
 pub struct Both;
 
-impl Served for Both {
+impl ServedAddresses for Both {
     fn serves_v4(&self, address: [u8; 4]) -> bool {
         address == SERVED_V4.octets()
     }

@@ -6,7 +6,7 @@ use metadata_common::cookie::{CookieKey, Flow};
 use metadata_common::maps::{ANSWER_TCP, AllSent, Slot};
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
-use metadata_datapath::stack::{AckLedger, Displaced, Heard, Transmit};
+use metadata_datapath::stack::{AckLedger, DisplacedConnection, KernelReceipt, Transmit};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The table that kernel and stack share.
@@ -72,18 +72,19 @@ impl AckLedger for Board {
         self.with(flow.index(), |place| place.opened == flow.mark())
     }
 
-    fn post(&mut self, flow: Flow, entry: AllSent) -> Option<Displaced> {
+    fn post(&mut self, flow: Flow, entry: AllSent) -> Option<DisplacedConnection> {
         self.with(flow.index(), |place| {
             let AllSent { flow: before, acknowledged, closed, opened, held, .. } = *place;
             *place = AllSent { opened, held, ..entry };
-            let displaced = Displaced { flow: before, heard: Heard { acknowledged, closed } };
+            let displaced =
+                DisplacedConnection { flow: before, heard: KernelReceipt { acknowledged, closed } };
             (before != 0 && before != entry.flow).then_some(displaced)
         })
     }
 
-    fn look(&self, flow: Flow) -> Option<Heard> {
+    fn look(&self, flow: Flow) -> Option<KernelReceipt> {
         self.with(flow.index(), |place| {
-            let heard = Heard { acknowledged: place.acknowledged, closed: place.closed };
+            let heard = KernelReceipt { acknowledged: place.acknowledged, closed: place.closed };
             (place.flow == flow.number()).then_some(heard)
         })
     }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_content::http::{Method, Request, Response, StatusCode};
-use metadata_content::store::Parked;
+use metadata_content::store::ParkedCall;
 use metadata_datapath::stack::{Stack, StackConfig};
 use metadata_serve::{Answer, AnswerOrigin, AnswerSource, MetadataService};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl AnswerSource for Pattern {
         _: Now,
         _: &Connection,
         request: &Request<'_>,
-        _: Option<&Parked>,
+        _: Option<&ParkedCall>,
     ) -> (Answer, AnswerOrigin) {
         (self.reply(request), AnswerOrigin::NONE)
     }

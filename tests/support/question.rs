@@ -10,7 +10,7 @@ use metadata_content::http::target::{TargetError, normalise};
 use metadata_content::http::{Headers, Method, Request, Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
-use metadata_content::store::{Host, LiveOutcome, Parked, Responses, SlotState};
+use metadata_content::store::{Host, LiveOutcome, ParkedCall, Responses, SlotState};
 
 /// Time of the requests, in Unix seconds: 2026-11-21T00:00:00Z.
 pub const NOW_UNIX: u64 = 1_795_219_200;
@@ -115,7 +115,7 @@ impl Question {
 
     fn ask_of(
         &self,
-        answer: impl Fn(Now, &Connection, &Request<'_>, Option<&Parked>) -> LiveOutcome,
+        answer: impl Fn(Now, &Connection, &Request<'_>, Option<&ParkedCall>) -> LiveOutcome,
     ) -> Response {
         let target = match normalise(&self.target) {
             Ok(target) => target,

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use metadata_common::cookie::{Abilities, CookieCheck, CookieKey, Flow, check, issue};
+use metadata_common::cookie::{CookieCheck, CookieKey, Flow, TcpOptions, check, issue};
 use proptest::prelude::*;
 use support::client::{CLIENT, SERVICE};
 use support::wire::Faults;
@@ -105,7 +105,7 @@ fn unlucky_numbers(lane: usize) -> &'static [u32] {
 fn search(lane: usize) -> Vec<u32> {
     let [high, low] = (FIRST_PORT + lane as u16).to_be_bytes();
     let flow = Flow::v4(&KEY, SLOT, CLIENT, SERVICE, [high, low, 0, 80]);
-    let said = Abilities { segment: SEGMENT, scale: None };
+    let said = TcpOptions { segment: SEGMENT, scale: None };
     let longest = Plan { body: BODIES.len() - 1, ..ordinary() };
     let request = longest.request().len() as u32;
     let segments = BODIES[longest.body] as u32 / u32::from(SEGMENT);

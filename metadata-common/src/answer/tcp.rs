@@ -4,7 +4,7 @@ use super::{
     Editor, Entry, HOP_LIMIT, Ledger, PORT, Reply, SEGMENT_UNSAID_V4, SEGMENT_UNSAID_V6, WINDOW, put,
     segment_v4, segment_v6, sum,
 };
-use crate::cookie::{self, Abilities, CookieCheck, Flow, SCALE_MAX};
+use crate::cookie::{self, CookieCheck, Flow, SCALE_MAX, TcpOptions};
 use crate::maps::{FIN_ENDS, FIN_ENDS_BOTH, Slot};
 use crate::verdict::Verdict;
 use crate::wire::{ethernet, ipv4, ipv6, protocol, tcp};
@@ -222,7 +222,7 @@ fn abilities(
     end: usize,
     rest: usize,
     (largest, default): (u16, u16),
-) -> Option<Abilities> {
+) -> Option<TcpOptions> {
     const ABSENT: u16 = u16::MAX;
     // The verifier follows each path through the loop whose state differs. The offset is therefore computed
     // back from `end`, and `black_box` hides from the compiler that it depends on the start. Everything that
@@ -271,7 +271,7 @@ fn abilities(
     }
     let segment = if size == 0 { default } else { size.min(largest) };
     let scale = if scale == ABSENT { None } else { Some((scale as u8).min(SCALE_MAX)) };
-    Some(Abilities { segment, scale })
+    Some(TcpOptions { segment, scale })
 }
 
 /// Reads the byte after a variable offset, together with the byte at it. A compiler turns the read of a

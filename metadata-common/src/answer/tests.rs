@@ -1,5 +1,5 @@
 use super::{Entry, Ledger, PORT, Reply, WINDOW, answer, segment_v6, sum, tcp};
-use crate::cookie::{Abilities, CookieCheck, CookieKey, Flow, check};
+use crate::cookie::{CookieCheck, CookieKey, Flow, TcpOptions, check};
 use crate::maps::{ANSWER_LINK, ANSWER_TCP, AllSent, FIN_ENDS, FIN_ENDS_BOTH, FIN_IS_NEWS, answers_within};
 use crate::verdict::Verdict::{self, *};
 use crate::wire::{ethernet, ipv4, protocol, tcp as header};
@@ -123,7 +123,7 @@ fn syn(options: &[u8]) -> Vec<u8> {
 
 /// The answer to a SYN, truncated to its length, and the abilities in its number.
 #[track_caller]
-fn answer_to(options: &[u8]) -> (Vec<u8>, Abilities) {
+fn answer_to(options: &[u8]) -> (Vec<u8>, TcpOptions) {
     let mut frame = syn(options);
     let Some(Reply::Send(AnswerSyn, length)) = ask(&mut frame, &Book::default()) else {
         panic!("{options:02x?} was not answered");
@@ -138,7 +138,7 @@ fn answer_to(options: &[u8]) -> (Vec<u8>, Abilities) {
 #[test]
 fn a_syn_is_answered_with_a_syn_cookie() {
     let (frame, abilities) = answer_to(LINUX);
-    assert_eq!(abilities, Abilities { segment: 1460, scale: Some(7) });
+    assert_eq!(abilities, TcpOptions { segment: 1460, scale: Some(7) });
     assert_eq!(frame[..12], [&MACS[6..], &MACS[..6]].concat());
     let (ip, tcp) = frame[14..].split_at(ipv4::HEADER);
     assert_eq!(sum::fold(sum_of(ip)), 0xffff, "the header's checksum");
@@ -166,21 +166,21 @@ fn congestion_bits_do_not_change_the_answer_to_a_syn() {
 #[test]
 fn options_are_found_in_any_order() {
     const SIZE: &[u8] = &[2, 4, 0x02, 0x18];
-    let cases: [(&str, Vec<u8>, Abilities); 11] = [
-        ("size alone", SIZE.into(), Abilities { segment: 536, scale: None }),
-        ("a size of 0", vec![2, 4, 0, 0], Abilities { segment: 536, scale: None }),
-        ("a jumbo's size", vec![2, 4, 0x23, 0], Abilities { segment: 1460, scale: None }),
-        ("linux", LINUX.into(), Abilities { segment: 1460, scale: Some(7) }),
-        ("scale first", vec![3, 3, 14, 2, 4, 5, 0xb4], Abilities { segment: 1460, scale: Some(14) }),
-        ("scale alone", vec![1, 3, 3, 2, 1, 1, 1, 1], Abilities { segment: 536, scale: Some(2) }),
-        ("a shift too far", vec![3, 3, 15, 2, 4, 5, 0xb4], Abilities { segment: 1460, scale: Some(14) }),
-        ("the largest", vec![3, 3, 255, 2, 4, 5, 0xb4], Abilities { segment: 1460, scale: Some(14) }),
-        ("behind the end", vec![1, 1, 1, 0, 2, 4, 5, 0xb4], Abilities { segment: 536, scale: None }),
-        ("unknown ones", vec![254, 6, 1, 2, 3, 4, 2, 4, 5, 0xb4], Abilities { segment: 1460, scale: None }),
+    let cases: [(&str, Vec<u8>, TcpOptions); 11] = [
+        ("size alone", SIZE.into(), TcpOptions { segment: 536, scale: None }),
+        ("a size of 0", vec![2, 4, 0, 0], TcpOptions { segment: 536, scale: None }),
+        ("a jumbo's size", vec![2, 4, 0x23, 0], TcpOptions { segment: 1460, scale: None }),
+        ("linux", LINUX.into(), TcpOptions { segment: 1460, scale: Some(7) }),
+        ("scale first", vec![3, 3, 14, 2, 4, 5, 0xb4], TcpOptions { segment: 1460, scale: Some(14) }),
+        ("scale alone", vec![1, 3, 3, 2, 1, 1, 1, 1], TcpOptions { segment: 536, scale: Some(2) }),
+        ("a shift too far", vec![3, 3, 15, 2, 4, 5, 0xb4], TcpOptions { segment: 1460, scale: Some(14) }),
+        ("the largest", vec![3, 3, 255, 2, 4, 5, 0xb4], TcpOptions { segment: 1460, scale: Some(14) }),
+        ("behind the end", vec![1, 1, 1, 0, 2, 4, 5, 0xb4], TcpOptions { segment: 536, scale: None }),
+        ("unknown ones", vec![254, 6, 1, 2, 3, 4, 2, 4, 5, 0xb4], TcpOptions { segment: 1460, scale: None }),
         (
             "macos",
             vec![2, 4, 5, 0xb4, 1, 3, 3, 6, 1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 4, 2, 0, 0],
-            Abilities { segment: 1460, scale: Some(6) },
+            TcpOptions { segment: 1460, scale: Some(6) },
         ),
     ];
     for (name, options, expected) in cases {
@@ -328,7 +328,7 @@ fn offered_and_encoded_segment_sizes_fit_the_mtu() {
         assert_eq!(frame[54..58], [&[2, 4][..], &u16::to_be_bytes(offered)].concat(), "{mtu}");
         let number = u32::from_be_bytes(frame[38..42].try_into().expect("a sequence number"));
         let back = check(&KEY, flow(), ISN.wrapping_add(1), number.wrapping_add(1));
-        assert_eq!(back, CookieCheck::First(Abilities { segment: remembered, scale: None }), "{mtu}");
+        assert_eq!(back, CookieCheck::First(TcpOptions { segment: remembered, scale: None }), "{mtu}");
     }
     for (mtu, size) in [(0, 1440), (68, 1220), (1_280, 1220), (1_450, 1390), (1_500, 1440), (9_000, 1440)] {
         assert_eq!(segment_v6(mtu), size, "{mtu} over IPv6");

@@ -1,4 +1,4 @@
-use super::{Reader, Served, classify, is_ordinary};
+use super::{Reader, ServedAddresses, classify, is_ordinary};
 use crate::verdict::{Fate, Verdict};
 use crate::wire::{arp, ethernet, ipv4, ipv6, neighbour, protocol, snap};
 use std::vec::Vec;
@@ -11,7 +11,7 @@ const OTHER_V6: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1
 
 struct One;
 
-impl Served for One {
+impl ServedAddresses for One {
     fn serves_v4(&self, address: [u8; 4]) -> bool {
         address == SERVED_V4
     }

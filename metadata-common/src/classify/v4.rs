@@ -2,13 +2,13 @@
 
 use core::hint::black_box;
 
-use super::{Outcome, Pass, Reader, Served, TRUNCATED, sent_to_group};
+use super::{Outcome, PassReason, Reader, ServedAddresses, TRUNCATED, sent_to_group};
 use crate::verdict::Verdict;
 use crate::wire::{ipv4, protocol};
 
 /// Classifies a datagram by its addresses, without its options.
 #[inline(always)]
-pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Outcome {
+pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl ServedAddresses) -> Outcome {
     // The addresses are read one after the other, to use less stack.
     let source = frame.read_afresh(at + ipv4::SOURCE).ok_or(TRUNCATED)?;
     let destination = frame.read_afresh(at + ipv4::DESTINATION).ok_or(TRUNCATED)?;
@@ -19,7 +19,11 @@ pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl 
     let [version_ihl, _] = frame.read_afresh(at).ok_or(TRUNCATED)?;
     if !serves {
         let options = version_ihl > ipv4::VERSION_IHL && version_ihl >> 4 == ipv4::VERSION;
-        return Err(if options { Pass::LookBehind(version_ihl) } else { Pass::Now(Verdict::PassIpv4) });
+        return Err(if options {
+            PassReason::LookBehind(version_ihl)
+        } else {
+            PassReason::Now(Verdict::PassIpv4)
+        });
     }
     let fragment = frame.read_afresh(at + ipv4::FRAGMENT).map(u16::from_be_bytes).ok_or(TRUNCATED)?;
     let [_, protocol] = frame.read_afresh(at + ipv4::TTL).ok_or(TRUNCATED)?;
@@ -45,9 +49,13 @@ pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl 
 /// address after any byte that may begin a source route. It does not parse option by option, so malformed
 /// options hide nothing.
 #[inline(always)]
-pub(super) fn look_behind(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Outcome {
+pub(super) fn look_behind(
+    frame: &(impl Reader + ?Sized),
+    at: usize,
+    served: &impl ServedAddresses,
+) -> Outcome {
     let version_ihl = match classify(frame, at, served) {
-        Err(Pass::LookBehind(version_ihl)) => version_ihl,
+        Err(PassReason::LookBehind(version_ihl)) => version_ihl,
         outcome => return outcome,
     };
     let header = (version_ihl & 0xf) as usize * 4;
@@ -65,5 +73,5 @@ pub(super) fn look_behind(frame: &(impl Reader + ?Sized), at: usize, served: &im
         // `black_box` keeps this a loop; unrolled, it would be most of the program.
         from = black_box(from + 1);
     }
-    Err(Pass::Now(Verdict::PassIpv4))
+    Err(PassReason::Now(Verdict::PassIpv4))
 }

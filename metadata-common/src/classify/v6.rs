@@ -2,19 +2,19 @@
 
 use core::hint::black_box;
 
-use super::{Outcome, Pass, Reader, Served, TRUNCATED, forget, sent_to_group};
+use super::{Outcome, PassReason, Reader, ServedAddresses, TRUNCATED, forget, sent_to_group};
 use crate::verdict::Verdict;
 use crate::wire::{ipv6, neighbour, protocol};
 
 /// No parsed extension header starts beyond this offset, in bytes. Only jumbo frames are longer.
 const REACH_MASK: usize = 0x3fff;
 
-const ELSEWHERE: Pass = Pass::Now(Verdict::PassIpv6);
+const ELSEWHERE: PassReason = PassReason::Now(Verdict::PassIpv6);
 
 /// Classifies a datagram by its addresses and, for neighbour discovery, its target; without extension
 /// headers.
 #[inline(always)]
-pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Outcome {
+pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl ServedAddresses) -> Outcome {
     // The addresses are read one after the other, to use less stack.
     let message = at + ipv6::HEADER;
     let source = frame.read_afresh::<16>(at + ipv6::SOURCE).ok_or(TRUNCATED)?;
@@ -46,7 +46,7 @@ pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl 
         | protocol::DESTINATION_OPTIONS
         | protocol::ROUTING
         | protocol::FRAGMENT
-        | protocol::AH => Err(Pass::LookBehind(next_header)),
+        | protocol::AH => Err(PassReason::LookBehind(next_header)),
         _ => Err(ELSEWHERE),
     }
 }
@@ -70,7 +70,11 @@ fn to_served(frame: &(impl Reader + ?Sized), first: u8, next_header: u8) -> Verd
 
 /// The type and code of a solicitation or advertisement for a served target; `Err` for any other message.
 #[inline(always)]
-fn discovery(frame: &(impl Reader + ?Sized), message: usize, served: &impl Served) -> Result<(u8, u8), Pass> {
+fn discovery(
+    frame: &(impl Reader + ?Sized),
+    message: usize,
+    served: &impl ServedAddresses,
+) -> Result<(u8, u8), PassReason> {
     let [kind, code] = frame.read_afresh::<2>(message + neighbour::TYPE).ok_or(TRUNCATED)?;
     if kind != neighbour::SOLICITATION && kind != neighbour::ADVERTISEMENT {
         return Err(ELSEWHERE);
@@ -102,10 +106,10 @@ pub(super) fn look_behind(
     frame: &(impl Reader + ?Sized),
     at: usize,
     salt: u32,
-    served: &impl Served,
+    served: &impl ServedAddresses,
 ) -> Outcome {
     let mut kind = match classify(frame, at, served) {
-        Err(Pass::LookBehind(next_header)) => next_header,
+        Err(PassReason::LookBehind(next_header)) => next_header,
         outcome => return outcome,
     };
     let mut at = forget(at + ipv6::HEADER, salt, REACH_MASK);
@@ -154,8 +158,8 @@ fn routes_through(
     frame: &(impl Reader + ?Sized),
     at: usize,
     segments: usize,
-    served: &impl Served,
-) -> Result<bool, Pass> {
+    served: &impl ServedAddresses,
+) -> Result<bool, PassReason> {
     if segments > ipv6::MAX_SEGMENTS {
         return Ok(true);
     }

@@ -1,5 +1,5 @@
 use super::{Bucket, Decision, Delivery, Guests, Tables, decide, deliver};
-use crate::classify::Served;
+use crate::classify::ServedAddresses;
 use crate::mac::Mac;
 use crate::maps::{Guest, Identity, Port, Slot};
 use crate::stamp::stamp;
@@ -27,7 +27,7 @@ impl Node {
     }
 }
 
-impl Served for Node {
+impl ServedAddresses for Node {
     fn serves_v4(&self, address: [u8; 4]) -> bool {
         address == SERVED
     }
@@ -57,7 +57,7 @@ impl<'a> Tables for &'a Node {
     }
 }
 
-impl Served for &Node {
+impl ServedAddresses for &Node {
     fn serves_v4(&self, address: [u8; 4]) -> bool {
         Node::serves_v4(self, address)
     }

@@ -169,7 +169,7 @@ impl ConnectionUsage {
         }
         self.worker.enter(Resource::Computed, bytes.len());
         let (vm, worker) = (Arc::clone(&self.vm), Arc::clone(&self.worker));
-        Some(Bytes::from_owner(Charged { bytes, vm, worker }))
+        Some(Bytes::from_owner(ByteCharge { bytes, vm, worker }))
     }
 }
 
@@ -182,19 +182,19 @@ impl Drop for ConnectionUsage {
 }
 
 /// Bytes counted on the accounts of a VM and its worker.
-struct Charged {
+struct ByteCharge {
     bytes: Bytes,
     vm: Arc<Account>,
     worker: Arc<Account>,
 }
 
-impl AsRef<[u8]> for Charged {
+impl AsRef<[u8]> for ByteCharge {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Charged {
+impl Drop for ByteCharge {
     fn drop(&mut self) {
         self.vm.give_back(Resource::Computed, self.bytes.len());
         self.worker.give_back(Resource::Computed, self.bytes.len());

@@ -83,7 +83,7 @@ mod guest;
 mod tests;
 
 pub use demand::{expected, is_missing_at, missing, render_asked, render_more};
-pub use description::{Access, Description, Mount, PATIENCE};
+pub use description::{AccessCondition, Description, Mount, PATIENCE};
 
 use std::time::Duration;
 

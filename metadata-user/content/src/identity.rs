@@ -18,7 +18,7 @@ pub use vm_issuer::{
     CACHED_PER_VM, IssuedToken, IssuerResponse, Order, SIGNINGS_BURST, SIGNINGS_PER_SECOND, TokenRefusal,
     VmIssuer, WAITING_PER_VM,
 };
-pub use wanted::{CloudClaims, Nonce, SigningRequest, Work};
+pub use wanted::{CloudClaims, Nonce, SigningJob, SigningRequest};
 
 use metadata_base::share::{FairShare, Tenant};
 use metadata_common::mac::Mac;
@@ -61,20 +61,20 @@ struct Counters {
     limited: AtomicU64,
     crowded: AtomicU64,
     failed: AtomicU64,
-    waiting: Waiting,
+    waiting: WaitingShares,
 }
 
 /// How tenants share the tokens that wait.
 #[derive(Debug)]
-struct Waiting(Mutex<FairShare>);
+struct WaitingShares(Mutex<FairShare>);
 
-impl Default for Waiting {
+impl Default for WaitingShares {
     fn default() -> Self {
         Self(Mutex::new(FairShare::new(WAITING, WAITING_FLOOR)))
     }
 }
 
-impl Waiting {
+impl WaitingShares {
     fn share(&self) -> MutexGuard<'_, FairShare> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -67,7 +67,7 @@ pub enum EveDocument {
 pub struct Mailbox {
     kept: Arc<StoredMailbox>,
     outbox: VmOutbox,
-    waits: Mutex<Waits>,
+    waits: Mutex<ParkedRequests>,
     noted: Mutex<RecordValues>,
     account: Arc<Account>,
     /// The bits of [`Dialects`].
@@ -325,7 +325,7 @@ impl Mailbox {
 // The part of a VM's mailbox that outlives the agent, and whether it is on disk.
 
 /// Schedules a changed mailbox to be saved. The packet path calls it, so it must not wait.
-pub type Saver = Box<dyn Fn(Arc<StoredMailbox>) + Send + Sync>;
+pub type ScheduleSave = Box<dyn Fn(Arc<StoredMailbox>) + Send + Sync>;
 
 /// The stored state of one VM, and its file.
 pub struct StoredMailbox {
@@ -336,7 +336,7 @@ pub struct StoredMailbox {
     queued: AtomicBool,
     /// Path of the file, locked while it is written; `None` without a file or after [`detach`](Self::detach).
     file: Mutex<Option<PathBuf>>,
-    saver: Option<Saver>,
+    saver: Option<ScheduleSave>,
 }
 
 #[derive(Default)]
@@ -357,7 +357,12 @@ impl StoredMailbox {
 
     /// Creates the state of the VM of this owner, with its file and the scheduler of saves.
     #[must_use]
-    pub fn new(vm: &str, mut state: MailboxState, file: Option<PathBuf>, saver: Option<Saver>) -> Self {
+    pub fn new(
+        vm: &str,
+        mut state: MailboxState,
+        file: Option<PathBuf>,
+        saver: Option<ScheduleSave>,
+    ) -> Self {
         state.set_owner(vm);
         let changing = Mutex::new(Changing { state, ..Changing::default() });
         Self { vm: vm.into(), changing, queued: AtomicBool::new(false), file: Mutex::new(file), saver }
@@ -466,9 +471,9 @@ impl ParkedRequest {
 
 /// The parked requests of one VM, oldest first.
 #[derive(Debug, Default)]
-struct Waits(VecDeque<Weak<ParkedRequest>>);
+struct ParkedRequests(VecDeque<Weak<ParkedRequest>>);
 
-impl Waits {
+impl ParkedRequests {
     /// Adds a request. Returns it, and whether that ended the oldest one.
     fn enter(&mut self) -> (Arc<ParkedRequest>, bool) {
         self.0.retain(|wait| wait.strong_count() > 0);

@@ -9,7 +9,7 @@ use metadata_common::maps::Slot;
 use crate::dialect;
 use crate::http::Request;
 use crate::record::Dialects;
-use crate::store::{Datasource, Host, Interner, LiveOutcome, Parked, Responses, SlotState, Store};
+use crate::store::{Datasource, Host, Interner, LiveOutcome, ParkedCall, Responses, SlotState, Store};
 
 /// A [`Store`] that renders a dialect when its guest first asks for it. Rendering takes 20 to 90
 /// µs for each dialect and VM.
@@ -54,7 +54,7 @@ impl OnDemand {
         now: Now,
         connection: &Connection,
         request: &Request<'_>,
-        parked: Option<&Parked>,
+        parked: Option<&ParkedCall>,
     ) -> (LiveOutcome, Datasource, Arc<Responses>) {
         if let Some((outcome, datasource)) = responses.answer_if_rendered(now, connection, request, parked) {
             return (outcome, datasource, responses);

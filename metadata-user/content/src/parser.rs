@@ -211,12 +211,12 @@ pub fn parse<T: DeserializeOwned>(syntax: Syntax, text: impl AsRef<[u8]>) -> Res
     let mut track = Track::new();
     match syntax {
         Syntax::Yaml => read_yaml(text, PhantomData::<T>, &mut track)
-            .map_err(|error| explained::<T>(text, &error, &Way::of(&track.path()))),
+            .map_err(|error| explained::<T>(text, &error, &StopPosition::of(&track.path()))),
         Syntax::Json => {
             let read = check_json(text).and_then(|()| read_json(text, PhantomData::<T>, &mut track));
             read.map_err(|(position, reason)| ParseError {
                 position: Some(position),
-                field: Way::of(&track.path()).name,
+                field: StopPosition::of(&track.path()).name,
                 reason,
             })
         }
@@ -229,7 +229,9 @@ pub fn locate(syntax: Syntax, text: &str, path: &[PathStep]) -> Option<(usize, u
     let text = text.strip_prefix(BOM).unwrap_or(text);
     match syntax {
         Syntax::Yaml => seek(&mut nodes(text), path, false),
-        Syntax::Json => read_json(text, Seek(path), &mut Track::new()).err().map(|(position, _)| position),
+        Syntax::Json => {
+            read_json(text, PositionSeeker(path), &mut Track::new()).err().map(|(position, _)| position)
+        }
     }
 }
 
@@ -242,12 +244,12 @@ fn utf8(text: &[u8]) -> Result<&str, ParseError> {
 }
 
 /// Where a parser stopped.
-struct Way {
+struct StopPosition {
     steps: Vec<PathStep>,
     name: String,
 }
 
-impl Way {
+impl StopPosition {
     fn of(path: &Path) -> Self {
         let steps = path.iter().map_while(|segment| match segment {
             Segment::Seq { index } => Some(PathStep::Index(*index)),
@@ -274,8 +276,8 @@ fn read_yaml<'de, S: DeserializeSeed<'de>>(
 
 /// Says what is wrong with a text that is no `T`. The parser of YAML does not say what it found where a type does not
 /// fit, and names the end of a mapping that lacks a field; so a well-formed text is read again as a plain value.
-fn explained<T: DeserializeOwned>(text: &str, error: &serde_yaml::Error, way: &Way) -> ParseError {
-    let mut reason = error.render_with_formatter(&DefaultMessageFormatter.with_localizer(&Bare));
+fn explained<T: DeserializeOwned>(text: &str, error: &serde_yaml::Error, way: &StopPosition) -> ParseError {
+    let mut reason = error.render_with_formatter(&DefaultMessageFormatter.with_localizer(&BareMessage));
     let at =
         |error: &serde_yaml::Error| error.location().map(|at| (at.line() as usize, at.column() as usize));
     let Ok(value) = read_yaml(text, PhantomData::<Value>, &mut Track::new()) else {
@@ -293,7 +295,7 @@ fn explained<T: DeserializeOwned>(text: &str, error: &serde_yaml::Error, way: &W
         }
         _ => {
             if let Err(again) = serde_path_to_error::deserialize::<_, T>(value)
-                && Way::of(again.path()).name == way.name
+                && StopPosition::of(again.path()).name == way.name
             {
                 reason = again.inner().to_string();
             }
@@ -448,18 +450,18 @@ fn skip<'a>(node: &Event<'a>, nodes: &mut dyn Iterator<Item = Node<'a>>) -> Opti
 }
 
 /// Walks JSON to a value and fails there on purpose: the parser adds the position to the error.
-struct Seek<'p>(&'p [PathStep]);
+struct PositionSeeker<'p>(&'p [PathStep]);
 
 const ARRIVED: &str = "arrived";
 
-impl<'de> DeserializeSeed<'de> for Seek<'_> {
+impl<'de> DeserializeSeed<'de> for PositionSeeker<'_> {
     type Value = ();
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Seek<'_> {
+impl<'de> Visitor<'de> for PositionSeeker<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -470,7 +472,7 @@ impl<'de> Visitor<'de> for Seek<'_> {
         if let [PathStep::Key(wanted), rest @ ..] = self.0 {
             while let Some(key) = map.next_key::<String>()? {
                 if key == *wanted {
-                    return map.next_value_seed(Seek(rest));
+                    return map.next_value_seed(PositionSeeker(rest));
                 }
                 map.next_value::<IgnoredAny>()?;
             }
@@ -483,16 +485,16 @@ impl<'de> Visitor<'de> for Seek<'_> {
             for _ in 0..*wanted {
                 seq.next_element::<IgnoredAny>()?;
             }
-            seq.next_element_seed(Seek(rest))?;
+            seq.next_element_seed(PositionSeeker(rest))?;
         }
         Err(serde::de::Error::custom(ARRIVED))
     }
 }
 
 /// Leaves the position out of a message, because [`ParseError`] has it.
-struct Bare;
+struct BareMessage;
 
-impl Localizer for Bare {
+impl Localizer for BareMessage {
     fn attach_location<'a>(&self, base: std::borrow::Cow<'a, str>, _: Location) -> std::borrow::Cow<'a, str> {
         base
     }

@@ -21,8 +21,8 @@ mod tests;
 
 pub use credentials::{CREDENTIAL_BYTES, Credential, CredentialError};
 pub use dialects::{
-    AbsentSeed, Carried, DateTree, Dialect, Dialects, Imdsv2, ServeLimits, ServeSettings, Smbios, Switch,
-    USER_DATA_DEFAULT, USER_DATA_MAX,
+    AbsentSeed, DateTree, Dialect, Dialects, Imdsv2, OnOff, PayloadEncoding, ServeLimits, ServeSettings,
+    Smbios, USER_DATA_DEFAULT, USER_DATA_MAX,
 };
 pub use metadata::{GCE_ATTRIBUTES, ORACLE_KEYS, RESERVED_KEYS, Sink, is_instance_tag, is_segment};
 pub use network::{Nic, Role};

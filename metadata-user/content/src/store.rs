@@ -13,14 +13,14 @@ pub mod path;
 mod responses;
 mod table;
 
-pub use ahead::Hint;
+pub use ahead::RequestHint;
 pub use guard::{Condition, RequestGuard};
 pub use intern::Interner;
 pub(crate) use intern::Notation;
-pub use live::{Live, LiveOutcome, LiveRequest, Parked, VmState};
+pub use live::{LiveOutcome, LiveRequest, LiveRoute, ParkedCall, VmState};
 pub use path::{Endpoint, Host, Methods, Route};
-pub(crate) use responses::Unrendered;
-pub use responses::{Explained, RequestLimit, Responses, ResponsesBuilder};
+pub(crate) use responses::UnrenderedDialects;
+pub use responses::{LookupExplanation, RequestLimit, Responses, ResponsesBuilder};
 pub use table::{MAX_SLOTS, SlotOutOfRange, SlotState, Store};
 
 use crate::record::Dialect;

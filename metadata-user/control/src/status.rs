@@ -31,7 +31,7 @@ pub const LISTED_GUESTS: usize = 64;
 
 /// Which ports to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum About {
+pub enum PortFilter {
     /// Ports that are not attached, at most [`LISTED_PORTS`].
     Trouble,
     /// Every port.
@@ -80,7 +80,7 @@ pub struct AgentStatus {
     pub refused: Vec<RefusedRecord>,
     /// Records shadowed by one of a higher source; at most [`LISTED_COMPLAINTS`].
     #[serde(default)]
-    pub shadowed: Vec<Shadowed>,
+    pub shadowed: Vec<ShadowedRecord>,
     /// Ports whose guests use another MAC than their records say; at most [`LISTED_COMPLAINTS`]. Also among the
     /// troubles.
     #[serde(default)]
@@ -246,7 +246,7 @@ pub struct ApiServer {
     /// two minutes, even without changes.
     pub answered: Option<f64>,
     /// The failure, if the last request failed.
-    pub failing: Option<Unanswered>,
+    pub failing: Option<FailedRequests>,
     /// Requests that failed since the start, by kind.
     pub failures: BTreeMap<String, u64>,
 }
@@ -269,12 +269,12 @@ pub struct Proxmox {
     /// The directory is read-only, because the cluster has no quorum. The agent serves the VMs as they are.
     pub read_only: bool,
     /// The failure, if the last look failed. The last good records stay in force.
-    pub failing: Option<Unread>,
+    pub failing: Option<FailedReads>,
 }
 
 /// Consecutive failed looks at a directory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Unread {
+pub struct FailedReads {
     /// Seconds since the first of them.
     pub since: f64,
     /// The message of the kernel.
@@ -283,7 +283,7 @@ pub struct Unread {
 
 /// Consecutive failed requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Unanswered {
+pub struct FailedRequests {
     /// Seconds since the first of them.
     pub since: f64,
     /// The kind of the last failure: `unreachable`, `forbidden`, `not_found`, `gone`, `refused`, `unreadable` or
@@ -468,7 +468,7 @@ pub struct RefusedRecord {
 
 /// A record shadowed by another of the same VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shadowed {
+pub struct ShadowedRecord {
     /// The record.
     pub record: String,
     /// The record in force.

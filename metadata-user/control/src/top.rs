@@ -30,7 +30,7 @@ pub struct TopQuery {
     /// Number of VMs to list, [`LISTED`] by default and at most [`LISTED_MOST`].
     pub limit: Option<usize>,
     /// Their order.
-    pub sort: Sort,
+    pub sort: VmOrder,
     /// List only VMs with this text in their name, UUID, port, MAC, dialect or stage.
     pub filter: String,
     /// Show the pages of the VMs of this name instead: a port, a MAC, a VM's name or UUID, or its record.
@@ -71,7 +71,7 @@ pub fn fetch<T: DeserializeOwned>(run: &Path, query: &TopQuery) -> Result<T, Cli
 /// The order of VMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Sort {
+pub enum VmOrder {
     /// Those that boot come first: those that wait for their record or whose port is in error, then the one whose boot
     /// began most recently. Those that have not asked follow, and at last those that are off.
     #[default]
@@ -86,7 +86,7 @@ pub enum Sort {
     Name,
 }
 
-impl Sort {
+impl VmOrder {
     /// Every order.
     pub const ALL: [Self; 5] = [Self::Newest, Self::Requests, Self::Failed, Self::Stage, Self::Name];
 

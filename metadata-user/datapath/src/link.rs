@@ -29,8 +29,8 @@ pub const HEADER_LEN: usize = 14;
 /// the guest's port (`xdp_ok_fwd_dev`, `net/core/filter.c`).
 pub const MAX_FRAME: usize = 1_500 + HEADER_LEN;
 
-/// A source of frames: [`Socket`], [`Queues`], a ring that a classifier fills (`Ring` of `metadata-steer`), [`Both`],
-/// or a fake in tests.
+/// A source of frames: [`Socket`], [`Queues`], a ring that a classifier fills (`Ring` of `metadata-steer`),
+/// [`AlternatingSources`], or a fake in tests.
 pub trait FrameSource: AsFd {
     /// Lends up to `max` frames to `f`, oldest first, in groups of at most [`GROUP`]; returns how many. Never blocks.
     /// The descriptor is readable while there are frames.
@@ -272,7 +272,7 @@ impl TapStats {
 
 /// Two sources that alternate: each call starts with the other source, so that neither starves.
 #[derive(Debug)]
-pub struct Both<A, B> {
+pub struct AlternatingSources<A, B> {
     one: A,
     other: B,
     /// Readable while either source is.
@@ -280,7 +280,7 @@ pub struct Both<A, B> {
     begins_with_one: bool,
 }
 
-impl<A: FrameSource, B: FrameSource> Both<A, B> {
+impl<A: FrameSource, B: FrameSource> AlternatingSources<A, B> {
     /// Joins two sources.
     ///
     /// # Errors
@@ -294,7 +294,7 @@ impl<A: FrameSource, B: FrameSource> Both<A, B> {
     }
 }
 
-impl<A: FrameSource, B: FrameSource> FrameSource for Both<A, B> {
+impl<A: FrameSource, B: FrameSource> FrameSource for AlternatingSources<A, B> {
     fn receive(&mut self, max: usize, mut f: impl FnMut(&[&[u8]])) -> usize {
         let Self { one, other, begins_with_one, .. } = self;
         *begins_with_one = !*begins_with_one;
@@ -313,7 +313,7 @@ impl<A: FrameSource, B: FrameSource> FrameSource for Both<A, B> {
 }
 
 /// For `poll(2)`: readable while either source holds frames.
-impl<A, B> AsFd for Both<A, B> {
+impl<A, B> AsFd for AlternatingSources<A, B> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.any.as_fd()
     }

@@ -39,8 +39,10 @@ pub use config::{
     SHARE, StackConfig, TIME_WAIT, TIME_WAITS, TIME_WAITS_PER_PORT,
 };
 pub use port::{DRAIN_LIMIT, ServedFlows};
-pub use seam::{AckLedger, Displaced, Heard, NoLedger};
-pub use seam::{ConnectionAction, Exchange, Glimpse, LONG_MAX, Long, RefusedRequests, Service, Transmit};
+pub use seam::{AckLedger, DisplacedConnection, KernelReceipt, NoLedger};
+pub use seam::{
+    ConnectionAction, Exchange, FramePreview, LONG_MAX, Long, RefusedRequests, Service, Transmit,
+};
 pub use stats::{SlotStats, StackStats};
 
 use metadata_common::maps::Slot;
@@ -52,12 +54,12 @@ use std::time::Duration;
 use arrivals::SegmentContext;
 use emit::FrameBuilder;
 use frame::Segment;
-use frame::{Drop, EthernetAddresses, Inbound};
-use port::Draining;
+use frame::{DropReason, EthernetAddresses, Inbound};
+use port::DrainState;
 use port::PortTable;
 use table::Table;
-use table::{Lists, Ranks};
-use timewait::Forgotten;
+use table::{IndexedLists, SlotRanking};
+use timewait::StraySegments;
 use wheel::Wheel;
 
 use metadata_base::time::Now;
@@ -75,20 +77,20 @@ pub struct Stack<S: Service, L = NoLedger> {
     /// The next connection to probe when the table is full.
     sweep: u32,
     /// Ranks slots by their number of connections.
-    held: Ranks,
+    held: SlotRanking,
     /// Ranks slots by their number of idle connections; the idle connections of each slot, the longest idle first.
-    idle: Ranks,
-    idlers: Lists,
+    idle: SlotRanking,
+    idlers: IndexedLists,
     /// Connections that wait only for the guest's FIN.
     lingering: usize,
     /// The connections of each slot with deferred output, and the slots that have some and were not returned by
     /// `owing` yet.
-    owed: Lists,
+    owed: IndexedLists,
     owing: VecDeque<Slot>,
-    draining: Option<Draining>,
+    draining: Option<DrainState>,
     /// Unknown connections may belong to another agent and are left alone.
     spares: bool,
-    forgotten: Forgotten,
+    forgotten: StraySegments,
     stats: StackStats,
 }
 
@@ -111,15 +113,15 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
             table: Table::new(config.connections, waits),
             wheel: Wheel::new(config.connections + config.slots as usize),
             sweep: 0,
-            held: Ranks::new(config.slots as usize, config.connections_per_port),
-            idle: Ranks::new(config.slots as usize, config.connections_per_port),
-            idlers: Lists::new(config.slots as usize, config.connections),
+            held: SlotRanking::new(config.slots as usize, config.connections_per_port),
+            idle: SlotRanking::new(config.slots as usize, config.connections_per_port),
+            idlers: IndexedLists::new(config.slots as usize, config.connections),
             lingering: 0,
-            owed: Lists::new(config.slots as usize, config.connections),
+            owed: IndexedLists::new(config.slots as usize, config.connections),
             owing: VecDeque::new(),
             draining: None,
             spares: false,
-            forgotten: Forgotten::new(),
+            forgotten: StraySegments::new(),
             stats: StackStats::default(),
             config,
             service,
@@ -209,18 +211,23 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         self.table.waits()
     }
 
-    fn count(&mut self, reason: Drop) {
+    fn count(&mut self, reason: DropReason) {
         let counter = match reason {
-            Drop::Malformed => &mut self.stats.dropped_malformed,
-            Drop::Checksum => &mut self.stats.dropped_checksum,
-            Drop::Address => &mut self.stats.dropped_address,
-            Drop::Fragment => &mut self.stats.dropped_fragment,
-            Drop::Protocol => &mut self.stats.dropped_protocol,
+            DropReason::Malformed => &mut self.stats.dropped_malformed,
+            DropReason::Checksum => &mut self.stats.dropped_checksum,
+            DropReason::Address => &mut self.stats.dropped_address,
+            DropReason::Fragment => &mut self.stats.dropped_fragment,
+            DropReason::Protocol => &mut self.stats.dropped_protocol,
         };
         *counter += 1;
     }
 
-    fn arp(&mut self, arp: &[u8], route: EthernetAddresses, out: &mut dyn Transmit) -> Result<(), Drop> {
+    fn arp(
+        &mut self,
+        arp: &[u8],
+        route: EthernetAddresses,
+        out: &mut dyn Transmit,
+    ) -> Result<(), DropReason> {
         let config = &self.config;
         let is_ours = |v4| config.served.contains(&IpAddr::V4(v4)) || config.arp_only.contains(&v4);
         if let Some(answer) = frame::answer_arp(arp, is_ours)? {
@@ -236,9 +243,9 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         target: Ipv6Addr,
         route: EthernetAddresses,
         out: &mut dyn Transmit,
-    ) -> Result<(), Drop> {
+    ) -> Result<(), DropReason> {
         if !self.config.served.contains(&IpAddr::V6(target)) {
-            return Err(Drop::Address);
+            return Err(DropReason::Address);
         }
         self.workshop.send(out, |frame| frame::answer_solicitation(source, target, route.to, frame));
         self.stats.neighbours_answered += 1;

@@ -32,7 +32,9 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-pub use fair::{BATCH, FRESH_BURST, FRESH_EVERY, Fair, LOOK_AHEAD, QUANTUM, Turned, WAITING, WORK_PER_TURN};
+pub use fair::{
+    BATCH, FRESH_BURST, FRESH_EVERY, FairScheduler, LOOK_AHEAD, QUANTUM, TurnResult, WAITING, WORK_PER_TURN,
+};
 
 use metadata_base::time::Now;
 use metadata_common::maps::{MAX_SLOTS, Slot};
@@ -238,7 +240,7 @@ const NOT_DRAINING: u64 = u64::MAX;
 /// State shared by the worker and its handle.
 #[derive(Debug)]
 struct Shared<T> {
-    bell: Bell,
+    bell: WakeFlag,
     stop: AtomicBool,
     /// Set when a queue holds a message: a slot to forget, wake or inspect, or an order.
     pending: Pending,
@@ -249,14 +251,14 @@ struct Shared<T> {
 }
 
 /// A slot to inspect, and the callback for the result.
-type Look = (Slot, Box<dyn FnOnce(SlotStats) + Send>);
+type SlotInspection = (Slot, Box<dyn FnOnce(SlotStats) + Send>);
 
 /// The worker's ends of the queues.
 #[derive(Debug)]
 struct Inbox {
     forgets: Receiver<Slot>,
     wakes: Receiver<Slot>,
-    looks: Receiver<Look>,
+    looks: Receiver<SlotInspection>,
     orders: Receiver<Order>,
 }
 
@@ -282,7 +284,7 @@ impl WorkerLauncher {
         let WorkerConfig { name, spin, sandbox } = config;
         let start = |source| WorkerError::Start { name: name.clone(), source };
         let shared = Arc::new(Shared {
-            bell: Bell::new().map_err(|errno| start(errno.into()))?,
+            bell: WakeFlag::new().map_err(|errno| start(errno.into()))?,
             stop: AtomicBool::new(false),
             pending: Pending::new(),
             left: AtomicU64::new(NOT_DRAINING),
@@ -324,7 +326,7 @@ pub struct WorkerHandle<T> {
     forget: SyncSender<Slot>,
     wake: SyncSender<Slot>,
     order: SyncSender<Order>,
-    look: SyncSender<Look>,
+    look: SyncSender<SlotInspection>,
     thread: Option<JoinHandle<Result<(), WorkerError>>>,
 }
 
@@ -455,9 +457,9 @@ impl<T> Drop for WorkerHandle<T> {
 
 /// The control side rings it; the worker resets it.
 #[derive(Debug)]
-struct Bell(OwnedFd);
+struct WakeFlag(OwnedFd);
 
-impl Bell {
+impl WakeFlag {
     fn new() -> Result<Self, Errno> {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self)
     }
@@ -476,7 +478,7 @@ impl Bell {
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for WakeFlag {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -566,10 +568,10 @@ const ENDED: u64 = u64::MAX;
 
 /// The time of a worker's last heartbeat. Reading it neither blocks nor delays the worker.
 #[derive(Clone, Debug)]
-pub struct Heartbeat(Arc<Beat>);
+pub struct Heartbeat(Arc<HeartbeatState>);
 
 #[derive(Debug)]
-struct Beat {
+struct HeartbeatState {
     start: Instant,
     /// Milliseconds since `start`.
     at: AtomicU64,
@@ -589,7 +591,7 @@ pub enum Silence {
 impl Default for Heartbeat {
     /// The heartbeat of a worker that starts now.
     fn default() -> Self {
-        Self(Arc::new(Beat { start: Instant::now(), at: AtomicU64::new(0) }))
+        Self(Arc::new(HeartbeatState { start: Instant::now(), at: AtomicU64::new(0) }))
     }
 }
 

@@ -79,14 +79,14 @@ pub struct ContactReport {
     /// Seconds since the last useful answer; `None` while a watch has had none.
     pub answered: Option<f64>,
     /// The failure, if the last request failed.
-    pub failing: Option<Failing>,
+    pub failing: Option<FailureStreak>,
     /// Failed requests since the start, by [`FailureKind::name`].
     pub failures: BTreeMap<String, u64>,
 }
 
 /// Consecutive failed requests.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Failing {
+pub struct FailureStreak {
     /// Seconds since the first of them.
     pub since: f64,
     /// The last failure's [`FailureKind::name`].
@@ -99,11 +99,11 @@ pub struct Failing {
 #[derive(Debug)]
 pub struct Contact {
     since: Instant,
-    inner: Mutex<Inner>,
+    inner: Mutex<ContactState>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct ContactState {
     /// The watches by name.
     watches: BTreeMap<&'static str, Watch>,
     failures: BTreeMap<FailureKind, u64>,
@@ -123,10 +123,10 @@ impl Contact {
     #[must_use]
     pub fn new(watches: impl IntoIterator<Item = &'static str>, now: Instant) -> Self {
         let watches = watches.into_iter().map(|name| (name, Watch::default())).collect();
-        Self { since: now, inner: Mutex::new(Inner { watches, ..Inner::default() }) }
+        Self { since: now, inner: Mutex::new(ContactState { watches, ..ContactState::default() }) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, ContactState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -165,7 +165,7 @@ impl Contact {
         let ago = |then: Instant| now.saturating_duration_since(then).as_secs_f64();
         let last = inner.watches.values().map(|watch| watch.answered).min().flatten();
         let failing = inner.watches.values().filter_map(|watch| watch.failing.as_ref());
-        let failing = failing.min_by_key(|(since, _)| *since).map(|(since, failure)| Failing {
+        let failing = failing.min_by_key(|(since, _)| *since).map(|(since, failure)| FailureStreak {
             since: ago(*since),
             kind: failure.kind.name().into(),
             reason: failure.reason.clone(),

@@ -26,7 +26,7 @@ pub use load::{LoadedFile, files, load, names};
 use metadata_content::record::{Record, RecordLimits};
 use watch::{DirectoryChanges, DirectoryWatch};
 
-use super::publisher::{Freed, Publisher};
+use super::publisher::{MemoryFreed, Publisher};
 use super::{FeedError, FeedEvent, blocking};
 
 /// Most records in a directory. A scan reads them in the order of names, and the feed refuses the rest.
@@ -83,11 +83,11 @@ async fn watch_at_most(
 }
 
 /// The receiver of events was dropped.
-struct Gone;
+struct ReceiverDropped;
 
 /// What the feed remembers of one record.
 #[derive(Default)]
-struct Known {
+struct KnownRecord {
     /// Digest of the last published text and sources.
     digest: Option<load::RecordDigest>,
     /// The first path component of each of its sources.
@@ -101,25 +101,25 @@ struct Directory {
     /// The limits of one record.
     limits: RecordLimits,
     tx: Publisher,
-    freed: Freed,
+    freed: MemoryFreed,
     watch: DirectoryWatch,
     /// Most records to publish.
     limit: usize,
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<String, KnownRecord>,
     /// Records refused for lack of memory, and the free bytes that each needs.
     crowded_out: BTreeMap<String, usize>,
 }
 
 impl Directory {
     /// Compares the whole directory with the known records.
-    async fn scan(&mut self) -> Result<Result<(), Gone>, FeedError> {
+    async fn scan(&mut self) -> Result<Result<(), ReceiverDropped>, FeedError> {
         let dir = self.dir.clone();
         let names = blocking(move || names(&dir)).await?;
         self.tx.set_outage(None);
         Ok(self.told(names).await)
     }
 
-    async fn told(&mut self, names: BTreeSet<String>) -> Result<(), Gone> {
+    async fn told(&mut self, names: BTreeSet<String>) -> Result<(), ReceiverDropped> {
         let gone: Vec<String> = self.known.keys().filter(|key| !names.contains(*key)).cloned().collect();
         for key in gone {
             self.remove(key).await?;
@@ -138,7 +138,7 @@ impl Directory {
         self.publish(FeedEvent::Synced).await
     }
 
-    async fn apply(&mut self, changes: &DirectoryChanges) -> Result<(), Gone> {
+    async fn apply(&mut self, changes: &DirectoryChanges) -> Result<(), ReceiverDropped> {
         let sources = |name: &String| changes.names.contains(name);
         let dependent = self.known.iter().filter(|(_, known)| known.sources.iter().any(sources));
         let mut names: BTreeSet<String> = dependent.map(|(key, _)| key.clone()).collect();
@@ -150,7 +150,7 @@ impl Directory {
     }
 
     /// Reads the records again that may fit into memory now.
-    async fn try_again(&mut self) -> Result<(), Gone> {
+    async fn try_again(&mut self) -> Result<(), ReceiverDropped> {
         for (name, wants) in self.crowded_out.clone() {
             if wants <= self.tx.free() {
                 self.refresh(name).await?;
@@ -160,7 +160,7 @@ impl Directory {
     }
 
     /// Waits until the directory can be watched and read again, then compares everything.
-    async fn return_of(&mut self, error: Option<FeedError>) -> Result<(), Gone> {
+    async fn return_of(&mut self, error: Option<FeedError>) -> Result<(), ReceiverDropped> {
         let dir = self.dir.display().to_string();
         let reason = match error {
             Some(error) => format!("{error}; its records stay in force until it can be read again"),
@@ -177,21 +177,21 @@ impl Directory {
                 }
             }
             tokio::select! {
-                () = self.tx.closed() => return Err(Gone),
+                () = self.tx.closed() => return Err(ReceiverDropped),
                 () = tokio::time::sleep(RETRY) => {}
             }
         }
     }
 
     /// Reads one record and publishes the result.
-    async fn refresh(&mut self, name: String) -> Result<(), Gone> {
+    async fn refresh(&mut self, name: String) -> Result<(), ReceiverDropped> {
         let loaded = self.read(&name).await;
         let loaded = self.followed(&name, loaded).await;
         self.take_in(name, loaded).await
     }
 
     /// Publishes what was read of one record.
-    async fn take_in(&mut self, name: String, loaded: Option<LoadedFile>) -> Result<(), Gone> {
+    async fn take_in(&mut self, name: String, loaded: Option<LoadedFile>) -> Result<(), ReceiverDropped> {
         let full = self.known.len() >= self.limit && !self.known.contains_key(&name);
         let Some(loaded) = loaded else {
             return self.remove(name).await;
@@ -258,7 +258,7 @@ impl Directory {
         Some(loaded)
     }
 
-    async fn remove(&mut self, key: String) -> Result<(), Gone> {
+    async fn remove(&mut self, key: String) -> Result<(), ReceiverDropped> {
         self.crowded_out.remove(&key);
         match self.known.remove(&key) {
             Some(_) => self.publish(FeedEvent::Remove { key }).await,
@@ -266,8 +266,8 @@ impl Directory {
         }
     }
 
-    async fn publish(&self, event: FeedEvent) -> Result<(), Gone> {
-        self.tx.publish(event).await.map_err(|_| Gone)
+    async fn publish(&self, event: FeedEvent) -> Result<(), ReceiverDropped> {
+        self.tx.publish(event).await.map_err(|_| ReceiverDropped)
     }
 }
 

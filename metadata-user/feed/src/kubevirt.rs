@@ -26,6 +26,6 @@ pub use client::access;
 pub use kept::FILE as KEPT;
 pub use options::{DEFAULT_KUBELET, InstanceId, KubevirtOptions, NODE_VARIABLE, Passt};
 pub use run::{Feed, Launchers, PATIENCE, contact, follow, node, serve};
-pub use run::{Pace, SPREAD};
+pub use run::{SPREAD, WatchPacing};
 pub use vmi::{Vmi, VmiError};
 pub use volumes::VolumeCache;

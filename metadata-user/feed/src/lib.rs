@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use metadata_common::mac::Mac;
 
-use crate::room::NoRoom;
+use crate::room::MemoryExhausted;
 use metadata_base::port::PortName;
 use metadata_content::record::{Record, RecordError};
 
@@ -51,7 +51,7 @@ pub enum FeedError {
     },
     /// The record exceeds the memory for records.
     #[error(transparent)]
-    Room(#[from] NoRoom),
+    Room(#[from] MemoryExhausted),
     /// A file has the wrong content.
     #[error("{}: expected {expected}, found {found}; {remedy}", path.display())]
     Content {

@@ -34,8 +34,8 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::AbortHandle;
 
 use files::WatchedVolumes;
-use follow::Means;
-use tend::{Wisher, wishes};
+use follow::WatchContext;
+use tend::{InletRequester, wishes};
 
 use metadata_links::inlet;
 
@@ -43,7 +43,7 @@ pub use follow::AT_FIRST;
 pub use launcher::{NicNames, NotAPod, PodUid, names_of};
 pub use tend::{INLET_PAUSE, InletPause};
 pub use volumes::{KEY_BYTES, MAX_KEYS, VOLUME_BYTES, VolumeContent, VolumeError, Volumes};
-pub(crate) use volumes::{Reading, VolumeVersion};
+pub(crate) use volumes::{VolumeReading, VolumeVersion};
 
 /// Most pods to watch; a node runs a few hundred.
 pub const MAX_PODS: usize = 4_096;
@@ -99,16 +99,16 @@ type Sender = mpsc::Sender<(PodUid, PodEvent)>;
 
 /// The watched pods. Dropping it ends all watches and releases the pods' namespaces.
 pub struct Pods {
-    means: Arc<Means>,
+    means: Arc<WatchContext>,
     volumes: Volumes,
-    followed: HashMap<PodUid, Followed>,
+    followed: HashMap<PodUid, WatchedPod>,
     files: AbortHandle,
 }
 
 /// A watched pod.
-struct Followed {
+struct WatchedPod {
     task: AbortHandle,
-    inlet: Wisher,
+    inlet: InletRequester,
 }
 
 impl Pods {
@@ -143,7 +143,7 @@ impl Pods {
         let volumes = Volumes::new(&pods);
         let looks = Semaphore::new(follow::LOOKS_AT_ONCE);
         let index = Mutex::new(cgroup::Index::new(cgroups));
-        let means = Arc::new(Means { pods, index, looks, wanted, inlets: Arc::new(inlets), tell });
+        let means = Arc::new(WatchContext { pods, index, looks, wanted, inlets: Arc::new(inlets), tell });
         Ok((Self { means, volumes, followed: HashMap::new(), files }, events))
     }
 
@@ -168,7 +168,7 @@ impl Pods {
             }
             let (inlet, wished) = wishes(&self.means.inlets);
             let task = tokio::spawn(follow::follow(pod.clone(), Arc::clone(&self.means), wished));
-            self.followed.insert(pod.clone(), Followed { task: task.abort_handle(), inlet });
+            self.followed.insert(pod.clone(), WatchedPod { task: task.abort_handle(), inlet });
         }
         self.means.wanted.set(pod, volumes);
         Ok(())

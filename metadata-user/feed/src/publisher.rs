@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::FeedEvent;
 use crate::registry::RecordId;
-use crate::room::{NoRoom, Room};
+use crate::room::{MemoryBudget, MemoryExhausted};
 use metadata_content::record::Record;
 use metadata_content::source::RecordSource;
 
@@ -38,7 +38,7 @@ impl Outage {
 pub struct Publisher {
     tx: mpsc::Sender<FeedEvent>,
     /// The memory accounts and the source of these records; `None` admits every record.
-    room: Option<(Arc<Room>, RecordSource)>,
+    room: Option<(Arc<MemoryBudget>, RecordSource)>,
     /// Maps the feed's key of a record to the agent's key.
     name: fn(String) -> String,
     outage: Outage,
@@ -56,12 +56,12 @@ impl From<mpsc::Sender<FeedEvent>> for Publisher {
 pub struct Closed;
 
 /// Waits for free memory.
-pub struct Freed(Option<watch::Receiver<u64>>);
+pub struct MemoryFreed(Option<watch::Receiver<u64>>);
 
 impl Publisher {
     /// Publishes records of a source, within the memory that `room` allows.
     #[must_use]
-    pub fn new(tx: mpsc::Sender<FeedEvent>, room: Arc<Room>, source: RecordSource) -> Self {
+    pub fn new(tx: mpsc::Sender<FeedEvent>, room: Arc<MemoryBudget>, source: RecordSource) -> Self {
         Self { room: Some((room, source)), ..tx.into() }
     }
 
@@ -85,8 +85,8 @@ impl Publisher {
     /// Reserves memory for a record, in place of its former version.
     ///
     /// # Errors
-    /// [`NoRoom`]: the caller must publish the record as rejected, and its former version stays.
-    pub fn admit(&self, key: &str, record: &Record) -> Result<(), NoRoom> {
+    /// [`MemoryExhausted`]: the caller must publish the record as rejected, and its former version stays.
+    pub fn admit(&self, key: &str, record: &Record) -> Result<(), MemoryExhausted> {
         let Some((room, source)) = &self.room else { return Ok(()) };
         room.take(&RecordId::new(*source, &(self.name)(key.to_owned())), record)
     }
@@ -112,8 +112,8 @@ impl Publisher {
 
     /// A waiter for free memory.
     #[must_use]
-    pub fn freed(&self) -> Freed {
-        Freed(self.room.as_ref().map(|(room, _)| room.freed()))
+    pub fn freed(&self) -> MemoryFreed {
+        MemoryFreed(self.room.as_ref().map(|(room, _)| room.freed()))
     }
 
     /// Publishes an event once the queue has a place for it.
@@ -153,7 +153,7 @@ impl Publisher {
     }
 }
 
-impl Freed {
+impl MemoryFreed {
     /// Returns when a refused record may fit; never returns if every record is admitted.
     pub async fn wait(&mut self) {
         let changed = match &mut self.0 {

@@ -123,7 +123,7 @@ pub enum Change {
 
 /// The state of a record in the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum RecordStanding {
     /// It is served.
     InForce,
     /// A record of a higher source is served instead.
@@ -137,7 +137,7 @@ pub enum Standing {
 
 /// A record in the registry.
 #[derive(Debug, Default)]
-struct Held {
+struct HeldRecord {
     /// The last good version.
     record: Option<Arc<Record>>,
     /// Why the latest version was refused, if it was.
@@ -149,7 +149,7 @@ struct Held {
 /// The records of all sources.
 #[derive(Debug, Default)]
 pub struct Registry {
-    held: BTreeMap<RecordId, Held>,
+    held: BTreeMap<RecordId, HeldRecord>,
     /// Expected records; the limit of good records applies to them too.
     expected: BTreeSet<RecordId>,
     /// Good records by VM. The source of the first decides which are in force.
@@ -245,11 +245,11 @@ impl Registry {
 
     /// The state of a record; `None` if there is none of that id.
     #[must_use]
-    pub fn standing(&self, id: &RecordId) -> Option<Standing> {
-        let Some(record) = &self.held.get(id)?.record else { return Some(Standing::Rejected) };
+    pub fn standing(&self, id: &RecordId) -> Option<RecordStanding> {
+        let Some(record) = &self.held.get(id)?.record else { return Some(RecordStanding::Rejected) };
         let first = self.by_vm.get(&record.owner())?.first()?;
         let is_first = first.source == id.source;
-        Some(if is_first { Standing::InForce } else { Standing::Shadowed { by: first.clone() } })
+        Some(if is_first { RecordStanding::InForce } else { RecordStanding::Shadowed { by: first.clone() } })
     }
 
     /// The good records of a VM, the highest source first.
@@ -356,7 +356,7 @@ impl Registry {
         if let Some(held) = self.held.get_mut(&id) {
             (held.refused, held.round) = (Some(reason), round);
         } else if told.refused.admit(&id.tenant(), 1).is_ok() {
-            self.held.insert(id, Held { record: None, refused: Some(reason), round });
+            self.held.insert(id, HeldRecord { record: None, refused: Some(reason), round });
         }
     }
 

@@ -15,7 +15,7 @@ mod tests;
 use bytes::Bytes;
 use foldhash::fast::RandomState;
 use metadata_base::share::{FairShare, ShareReport, Tenant};
-use metadata_content::record::{Carried, Dialect, Record};
+use metadata_content::record::{Dialect, PayloadEncoding, Record};
 use metadata_content::source::RecordSource;
 use serde::Serialize;
 use serde_json::Value;
@@ -62,7 +62,7 @@ const FLOOR_LEAST: usize = 256 << 10;
      (`serve.dialects`), or shrink user-data",
     Size(*wants), Size(*limit), Size(*used), Size(*held), Size(*share)
 )]
-pub struct NoRoom {
+pub struct MemoryExhausted {
     /// Bytes the record needs beyond those of its former version.
     pub wants: usize,
     /// Bytes that all records use.
@@ -103,7 +103,7 @@ pub struct Usage {
 /// The memory accounts of all records. The feeds reserve memory before they publish a record, and the node confirms the
 /// records it holds.
 #[derive(Debug)]
-pub struct Room {
+pub struct MemoryBudget {
     ledger: Mutex<Ledger>,
     freed: watch::Sender<u64>,
 }
@@ -112,7 +112,7 @@ pub struct Room {
 struct Ledger {
     share: FairShare,
     refusals: u64,
-    charges: HashMap<RecordId, Charge>,
+    charges: HashMap<RecordId, MemoryCharge>,
     contents: HashMap<Content, Shared>,
     /// The shares that feeds have reported.
     reported: BTreeMap<&'static str, ShareReport>,
@@ -146,13 +146,13 @@ impl Shared {
 }
 
 #[derive(Clone, Debug)]
-struct Charge {
+struct MemoryCharge {
     weight: Weight,
     /// True once the node holds the record, and false while it is in the queue.
     arrived: bool,
 }
 
-impl Room {
+impl MemoryBudget {
     /// Creates empty accounts of `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
@@ -203,8 +203,8 @@ impl Room {
     /// Reserves memory for a record, in place of the charge under its id.
     ///
     /// # Errors
-    /// [`NoRoom`]; the former charge stays.
-    pub fn take(&self, id: &RecordId, record: &Record) -> Result<(), NoRoom> {
+    /// [`MemoryExhausted`]; the former charge stays.
+    pub fn take(&self, id: &RecordId, record: &Record) -> Result<(), MemoryExhausted> {
         let weight = Weight::of(record);
         let mut ledger = self.ledger();
         let before = ledger.share.used();
@@ -218,8 +218,8 @@ impl Room {
     /// Checks whether a record would fit in place of the charge under its id.
     ///
     /// # Errors
-    /// [`NoRoom`] if it would not.
-    pub fn fits(&self, id: &RecordId, record: &Record) -> Result<(), NoRoom> {
+    /// [`MemoryExhausted`] if it would not.
+    pub fn fits(&self, id: &RecordId, record: &Record) -> Result<(), MemoryExhausted> {
         let weight = Weight::of(record);
         let mut ledger = self.ledger();
         let former = ledger.charges.get(id).cloned();
@@ -232,8 +232,8 @@ impl Room {
     /// Confirms that the node holds a record. Reserves its memory if its feed has not.
     ///
     /// # Errors
-    /// [`NoRoom`]; the former charge stays.
-    pub fn arrive(&self, id: &RecordId, record: &Record) -> Result<(), NoRoom> {
+    /// [`MemoryExhausted`]; the former charge stays.
+    pub fn arrive(&self, id: &RecordId, record: &Record) -> Result<(), MemoryExhausted> {
         let weight = Weight::of(record);
         let mut ledger = self.ledger();
         if let Some(charge) = ledger.charges.get_mut(id).filter(|charge| charge.weight == weight) {
@@ -265,7 +265,7 @@ impl Room {
         self.give_back_all(|id, charge| id.source == source && !charge.arrived);
     }
 
-    fn give_back_all(&self, goes: impl Fn(&RecordId, &Charge) -> bool) {
+    fn give_back_all(&self, goes: impl Fn(&RecordId, &MemoryCharge) -> bool) {
         let mut ledger = self.ledger();
         let gone = ledger.charges.iter().filter(|(id, charge)| goes(id, charge));
         let gone: Vec<_> = gone.map(|(id, _)| id.clone()).collect();
@@ -297,13 +297,13 @@ impl Room {
 }
 
 impl Ledger {
-    fn take(&mut self, id: &RecordId, weight: Weight, arrived: bool) -> Result<(), NoRoom> {
+    fn take(&mut self, id: &RecordId, weight: Weight, arrived: bool) -> Result<(), MemoryExhausted> {
         let tenant = id.tenant();
         let (before, held) = (self.share.used(), self.share.held(&tenant));
         let free = self.share.free_for(&tenant);
         let former = self.remove(id);
         let arrived = arrived || former.as_ref().is_some_and(|former| former.arrived);
-        self.add(id, Charge { weight, arrived });
+        self.add(id, MemoryCharge { weight, arrived });
         // What it takes of the limit, and of its tenant's share; contents that others have may count in one alone.
         let wants = self.share.used().saturating_sub(before);
         let of_tenant = self.share.held(&tenant).saturating_sub(held);
@@ -316,10 +316,10 @@ impl Ledger {
         self.refusals += 1;
         self.least_refused = Some(self.least_refused.map_or(wants, |least| least.min(wants)));
         let share = held + free;
-        Err(NoRoom { wants, used: before, limit: self.share.limit(), tenant, held, share })
+        Err(MemoryExhausted { wants, used: before, limit: self.share.limit(), tenant, held, share })
     }
 
-    fn add(&mut self, id: &RecordId, charge: Charge) {
+    fn add(&mut self, id: &RecordId, charge: MemoryCharge) {
         let tenant = id.tenant();
         self.share.charge(&tenant, charge.weight.own());
         for (content, bytes) in charge.weight.contents() {
@@ -332,7 +332,7 @@ impl Ledger {
         self.charges.insert(id.clone(), charge);
     }
 
-    fn remove(&mut self, id: &RecordId) -> Option<Charge> {
+    fn remove(&mut self, id: &RecordId) -> Option<MemoryCharge> {
         let (charge, tenant) = (self.charges.remove(id)?, id.tenant());
         self.share.release(&tenant, charge.weight.own());
         for (content, _) in charge.weight.contents() {
@@ -437,22 +437,22 @@ fn taken(bytes: &Bytes, in_documents: bool, record: &Record) -> usize {
         return taken;
     }
     let served = Dialect::ALL.iter().filter(|dialect| record.serve.serves(**dialect));
-    let forms: Vec<Carried> =
+    let forms: Vec<PayloadEncoding> =
         served.flat_map(|dialect| [dialect.user_data(), dialect.vendor_data()]).collect();
     // Dialects that carry the payload in the same form share one copy.
-    let mut add = |any_of: &[Carried], bytes: usize| {
+    let mut add = |any_of: &[PayloadEncoding], bytes: usize| {
         taken += if forms.iter().any(|form| any_of.contains(form)) { bytes } else { 0 };
     };
     let encoded = as_base64(bytes.len());
     if std::str::from_utf8(bytes).is_ok() {
-        add(&[Carried::InDocument, Carried::InDocumentOrBase64], escaped(bytes));
-        add(&[Carried::Base64, Carried::Base64Text], encoded);
+        add(&[PayloadEncoding::InDocument, PayloadEncoding::InDocumentOrBase64], escaped(bytes));
+        add(&[PayloadEncoding::Base64, PayloadEncoding::Base64Text], encoded);
     } else {
         let wrapped = encoded + WRAPPING;
-        add(&[Carried::Base64, Carried::InDocumentOrBase64], encoded);
-        add(&[Carried::InDocument], wrapped);
-        add(&[Carried::Text], wrapped);
-        add(&[Carried::Base64Text], as_base64(wrapped));
+        add(&[PayloadEncoding::Base64, PayloadEncoding::InDocumentOrBase64], encoded);
+        add(&[PayloadEncoding::InDocument], wrapped);
+        add(&[PayloadEncoding::Text], wrapped);
+        add(&[PayloadEncoding::Base64Text], as_base64(wrapped));
     }
     taken
 }

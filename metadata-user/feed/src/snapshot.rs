@@ -24,7 +24,7 @@ use serde_json::value::RawValue;
 use crate::registry::RecordId;
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
-pub use metadata_state::form::Written;
+pub use metadata_state::form::WriteResult;
 use metadata_state::form::{FormError, OtherVersion, StateFileKind};
 use metadata_state::private_file;
 
@@ -82,7 +82,7 @@ struct Line<'a> {
 
 /// The ids of a record in a line.
 #[derive(Deserialize)]
-struct Ids {
+struct LineIds {
     #[serde(default)]
     source: Option<String>,
     key: String,
@@ -105,7 +105,7 @@ struct IdsOfVm {
 ///
 /// # Errors
 /// The file cannot be written; the former one stays.
-pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<Written> {
+pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<WriteResult> {
     FORM.spare_other_version(path)?;
     private_file::replace_by(path, None, |file| FORM.write(lines(records), BufWriter::new(file)))
 }
@@ -140,7 +140,7 @@ pub fn uuids_as_owners(path: &Path) -> Result<Vec<(RecordId, String)>, SnapshotE
     let mut found = Vec::new();
     let file = open(path)?;
     let read = FORM.read(file, |line| {
-        let Ids { source, key, record: IdsOfRecord { vm } } =
+        let LineIds { source, key, record: IdsOfRecord { vm } } =
             serde_json::from_slice(line).map_err(|_| "a record in each line")?;
         if vm.owner.is_none() {
             let source = source.as_deref().and_then(RecordSource::of).unwrap_or_default();
@@ -183,7 +183,7 @@ fn decode(file: impl BufRead + Seek, limits: &RecordLimits) -> Result<Vec<(Recor
 
 #[cfg(test)]
 mod tests {
-    use super::{FILE, FORM, FormError, SnapshotError, StateFileKind, Written, lines, read, write};
+    use super::{FILE, FORM, FormError, SnapshotError, StateFileKind, WriteResult, lines, read, write};
     use crate::registry::RecordId;
     use metadata_base::hex::hex;
     use metadata_content::record::{Credential, Record, RecordLimits};
@@ -193,7 +193,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::sync::Arc;
 
-    fn encode(records: &[(RecordId, Arc<Record>)], limit: usize) -> (Vec<u8>, Written) {
+    fn encode(records: &[(RecordId, Arc<Record>)], limit: usize) -> (Vec<u8>, WriteResult) {
         let mut bytes = Vec::new();
         let form = StateFileKind { bytes: limit, ..FORM };
         let written = form.write(lines(records), &mut bytes).expect("encoded");
@@ -235,7 +235,7 @@ mod tests {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join(FILE);
         let written = write(&path, &records(&["b", "a"])).expect("written");
-        assert_eq!(written, Written { records: 2, left_out: 0 });
+        assert_eq!(written, WriteResult { records: 2, left_out: 0 });
         let mode = std::fs::metadata(&path).expect("it is there").permissions().mode() & 0o7777;
         assert_eq!(mode, 0o600);
         let found = read(&path, &RecordLimits::DEFAULT).expect("read");
@@ -316,7 +316,7 @@ mod tests {
         let all = records(&["a", "b", "c"]);
         let (whole, _) = encode(&all, usize::MAX);
         let (bytes, written) = encode(&all, whole.len() - 10);
-        assert_eq!(written, Written { records: 2, left_out: 1 });
+        assert_eq!(written, WriteResult { records: 2, left_out: 1 });
         assert!(bytes.len() < whole.len());
         let found = decode(&bytes).expect("whole");
         assert_eq!(found.iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>(), ["a.yaml", "b.yaml"]);

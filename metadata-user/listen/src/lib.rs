@@ -34,7 +34,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Who has a connection, so that each gets a share of the places.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Holder {
+pub enum ConnectionHolder {
     /// Nobody is told apart.
     #[default]
     Unknown,
@@ -44,7 +44,7 @@ pub enum Holder {
     User(u32),
 }
 
-impl Holder {
+impl ConnectionHolder {
     /// The holder of a connection from an address.
     #[must_use]
     pub fn at(address: IpAddr) -> Self {
@@ -67,8 +67,8 @@ pub trait Listener: Send + Sync {
     fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 
     /// Who has a connection.
-    fn holder(_: &Self::Stream) -> Holder {
-        Holder::Unknown
+    fn holder(_: &Self::Stream) -> ConnectionHolder {
+        ConnectionHolder::Unknown
     }
 }
 
@@ -79,8 +79,8 @@ impl Listener for TcpListener {
         self.accept().await.map(|(stream, _)| stream)
     }
 
-    fn holder(stream: &TcpStream) -> Holder {
-        stream.peer_addr().map_or(Holder::Unknown, |address| Holder::at(address.ip()))
+    fn holder(stream: &TcpStream) -> ConnectionHolder {
+        stream.peer_addr().map_or(ConnectionHolder::Unknown, |address| ConnectionHolder::at(address.ip()))
     }
 }
 
@@ -91,8 +91,8 @@ impl Listener for UnixListener {
         self.accept().await.map(|(stream, _)| stream)
     }
 
-    fn holder(stream: &UnixStream) -> Holder {
-        stream.peer_cred().map_or(Holder::Unknown, |peer| Holder::User(peer.uid()))
+    fn holder(stream: &UnixStream) -> ConnectionHolder {
+        stream.peer_cred().map_or(ConnectionHolder::Unknown, |peer| ConnectionHolder::User(peer.uid()))
     }
 }
 
@@ -121,10 +121,10 @@ pub struct ConnectionLimit {
 /// Protects a connection from being closed for a new one ([`WhenFull::Evict`]) while its peer waits for us. The caller
 /// limits how long and how many connections it holds.
 #[derive(Clone, Debug)]
-pub struct Stay(Arc<StayState>);
+pub struct EvictionGuard(Arc<EvictionState>);
 
 #[derive(Debug)]
-struct StayState {
+struct EvictionState {
     /// Number of reasons to hold the connection.
     holds: AtomicUsize,
     /// Milliseconds from `begun` to the last time when the connection ceased to be held.
@@ -132,19 +132,19 @@ struct StayState {
     begun: Instant,
 }
 
-impl Default for Stay {
+impl Default for EvictionGuard {
     fn default() -> Self {
         let (holds, waits_since) = Default::default();
-        Self(Arc::new(StayState { holds, waits_since, begun: Instant::now() }))
+        Self(Arc::new(EvictionState { holds, waits_since, begun: Instant::now() }))
     }
 }
 
-impl Stay {
+impl EvictionGuard {
     /// Holds the connection until the result is dropped.
     #[must_use]
-    pub fn hold(&self) -> Staying {
+    pub fn hold(&self) -> EvictionHold {
         self.keep();
-        Staying(self.clone())
+        EvictionHold(self.clone())
     }
 
     /// Holds the connection until it ends.
@@ -166,9 +166,9 @@ impl Stay {
 
 /// Holds a connection until it is dropped.
 #[derive(Debug)]
-pub struct Staying(Stay);
+pub struct EvictionHold(EvictionGuard);
 
-impl Drop for Staying {
+impl Drop for EvictionHold {
     fn drop(&mut self) {
         let state = &self.0.0;
         let elapsed = u64::try_from(state.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -181,7 +181,7 @@ impl Drop for Staying {
 pub async fn serve<L, F>(
     listener: &L,
     places: ConnectionLimit,
-    mut attend: impl FnMut(L::Stream, Stay) -> F,
+    mut attend: impl FnMut(L::Stream, EvictionGuard) -> F,
 ) -> Infallible
 where
     L: Listener,
@@ -196,7 +196,7 @@ where
                 Ok(stream) => {
                     failing = false;
                     if taken.find_room(places).await {
-                        let (stay, holder) = (Stay::default(), L::holder(&stream));
+                        let (stay, holder) = (EvictionGuard::default(), L::holder(&stream));
                         let task = taken.tasks.spawn(attend(stream, stay.clone()));
                         taken.places.push(Place { task, stay, holder });
                     }
@@ -216,8 +216,8 @@ where
 /// An open connection.
 struct Place {
     task: AbortHandle,
-    stay: Stay,
-    holder: Holder,
+    stay: EvictionGuard,
+    holder: ConnectionHolder,
 }
 
 /// The open connections.
@@ -252,7 +252,7 @@ impl OpenConnections {
         if limit.when_full == WhenFull::Refuse {
             return false;
         }
-        let mut counts = HashMap::<Holder, usize>::new();
+        let mut counts = HashMap::<ConnectionHolder, usize>::new();
         for place in &self.places {
             *counts.entry(place.holder).or_default() += 1;
         }

@@ -5,7 +5,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::Instant;
 
-use super::{ConnectionLimit, Holder, Listener, PAUSE, Stay, Staying, WhenFull, serve};
+use super::{
+    ConnectionHolder, ConnectionLimit, EvictionGuard, EvictionHold, Listener, PAUSE, WhenFull, serve,
+};
 
 /// Accepts the connections and errors that the test sends.
 struct Queue {
@@ -25,8 +27,8 @@ impl Listener for Queue {
         }
     }
 
-    fn holder(stream: &Connection) -> Holder {
-        Holder::User(stream.1)
+    fn holder(stream: &Connection) -> ConnectionHolder {
+        ConnectionHolder::User(stream.1)
     }
 }
 
@@ -39,8 +41,8 @@ struct Server {
 fn server(most: usize, when_full: WhenFull) -> Server {
     let (connect, queue) = mpsc::unbounded_channel();
     let listener = Queue { queue: Mutex::new(queue) };
-    let attend = async |Connection(mut stream, _): Connection, stay: Stay| {
-        let (mut byte, mut held) = ([0], None::<Staying>);
+    let attend = async |Connection(mut stream, _): Connection, stay: EvictionGuard| {
+        let (mut byte, mut held) = ([0], None::<EvictionHold>);
         stream.write_all(b"!").await.expect("the client is there");
         while matches!(stream.read(&mut byte).await, Ok(1)) {
             match &byte {
@@ -123,7 +125,7 @@ async fn the_peer_with_the_most_connections_loses_one_first() {
 
 #[test]
 fn hosts_are_told_apart_by_what_one_host_is_given() {
-    let at = |text: &str| Holder::at(text.parse().expect("an address"));
+    let at = |text: &str| ConnectionHolder::at(text.parse().expect("an address"));
     for (one, other, same) in [
         ("10.0.0.1", "10.0.0.2", false),
         ("10.0.0.1", "::ffff:10.0.0.1", true),

@@ -9,7 +9,7 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 
 use crate::figures::{byte_size, count, micros, time};
-use crate::{Screen, Shown, TerminalStyle};
+use crate::{Screen, ScreenContent, TerminalStyle};
 
 /// What each key does.
 const KEYS: [(&str, &str); 9] = [
@@ -47,9 +47,9 @@ pub fn draw(screen: &Screen, look: TerminalStyle, into: &mut Buffer) {
     let mut page = Page { look, area: into.area, y: 0, into };
     page.title(screen);
     match (&screen.shown, screen.top()) {
-        (Shown::Help, _) => page.help(),
-        (Shown::Vm(name), Some(_)) => page.vm(name, screen.pages(name)),
-        (Shown::Node, Some(top)) => page.node(screen, top),
+        (ScreenContent::Help, _) => page.help(),
+        (ScreenContent::Vm(name), Some(_)) => page.vm(name, screen.pages(name)),
+        (ScreenContent::Node, Some(top)) => page.node(screen, top),
         (_, None) => {
             page.line(if screen.away.is_some() { "" } else { "Waiting for the agent ..." }, Style::new())
         }
@@ -158,11 +158,13 @@ impl Page<'_> {
                 (format!("filter: {typed}_   (Enter applies, Esc cancels)"), self.look.strong())
             }
             (Some(reason), ..) => (format!("The agent is away: {reason}"), self.look.bad()),
-            (None, None, Shown::Node) => (
+            (None, None, ScreenContent::Node) => (
                 format!("q quit  / filter  s sort: {}  Enter VM  ? help", screen.query.sort.name()),
                 Style::new(),
             ),
-            (None, None, Shown::Vm(_) | Shown::Help) => ("Esc back  ? help".into(), Style::new()),
+            (None, None, ScreenContent::Vm(_) | ScreenContent::Help) => {
+                ("Esc back  ? help".into(), Style::new())
+            }
         };
         self.put_at(0, last, &text, self.width(), style);
     }

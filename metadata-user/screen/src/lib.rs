@@ -20,5 +20,5 @@ mod tests;
 pub use draw::plain;
 pub use fetch::fetch;
 pub use look::TerminalStyle;
-pub use screen::Reaction;
-pub use screen::{Documents, LISTED, Screen, Shown, ViewQuery};
+pub use screen::KeyAction;
+pub use screen::{Documents, LISTED, Screen, ScreenContent, ViewQuery};

@@ -8,7 +8,7 @@ pub const LISTED: usize = 256;
 
 /// What is shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Shown {
+pub enum ScreenContent {
     /// The node and its VMs.
     #[default]
     Node,
@@ -44,7 +44,7 @@ pub struct Screen {
     /// Why there is no newer answer.
     pub away: Option<String>,
     /// What is shown.
-    pub shown: Shown,
+    pub shown: ScreenContent,
     /// Order and filter.
     pub query: TopQuery,
     /// The selected VM, by its place in the list.
@@ -64,8 +64,8 @@ impl Screen {
     #[must_use]
     pub fn asked(&self) -> ViewQuery {
         let vm = match &self.shown {
-            Shown::Vm(name) => Some(TopQuery { guest: Some(name.clone()), ..TopQuery::default() }),
-            Shown::Node | Shown::Help => None,
+            ScreenContent::Vm(name) => Some(TopQuery { guest: Some(name.clone()), ..TopQuery::default() }),
+            ScreenContent::Node | ScreenContent::Help => None,
         };
         let node =
             TopQuery { limit: Some(self.query.limit.unwrap_or(LISTED)), guest: None, ..self.query.clone() };
@@ -136,7 +136,7 @@ const PAGE: usize = 10;
 
 /// What a key asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reaction {
+pub enum KeyAction {
     /// Nothing.
     Nothing,
     /// Draw again.
@@ -151,48 +151,48 @@ pub enum Reaction {
 
 impl Screen {
     /// Handles a key.
-    pub fn on_key(&mut self, key: KeyEvent) -> Reaction {
+    pub fn on_key(&mut self, key: KeyEvent) -> KeyAction {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
             return match key.code {
-                KeyCode::Char('c') => Reaction::Interrupt,
-                KeyCode::Char('l') => Reaction::Draw,
-                _ => Reaction::Nothing,
+                KeyCode::Char('c') => KeyAction::Interrupt,
+                KeyCode::Char('l') => KeyAction::Draw,
+                _ => KeyAction::Nothing,
             };
         }
         if self.typed.is_some() {
             return self.on_typed(key.code);
         }
         match (key.code, &self.shown) {
-            (KeyCode::Char('q'), Shown::Node) => return Reaction::Quit,
+            (KeyCode::Char('q'), ScreenContent::Node) => return KeyAction::Quit,
             (
                 KeyCode::Char('q') | KeyCode::Esc | KeyCode::Backspace | KeyCode::Left,
-                Shown::Vm(_) | Shown::Help,
+                ScreenContent::Vm(_) | ScreenContent::Help,
             ) => {
-                self.shown = Shown::Node;
+                self.shown = ScreenContent::Node;
             }
-            (KeyCode::Char('?' | 'h'), _) => self.shown = Shown::Help,
-            (_, Shown::Vm(_) | Shown::Help) => return Reaction::Nothing,
-            (KeyCode::Char('/'), Shown::Node) => self.typed = Some(self.query.filter.clone()),
-            (KeyCode::Char('s'), Shown::Node) => {
+            (KeyCode::Char('?' | 'h'), _) => self.shown = ScreenContent::Help,
+            (_, ScreenContent::Vm(_) | ScreenContent::Help) => return KeyAction::Nothing,
+            (KeyCode::Char('/'), ScreenContent::Node) => self.typed = Some(self.query.filter.clone()),
+            (KeyCode::Char('s'), ScreenContent::Node) => {
                 self.query.sort = self.query.sort.next();
                 self.selected = 0;
-                return Reaction::Ask;
+                return KeyAction::Ask;
             }
-            (KeyCode::Esc, Shown::Node) if !self.query.filter.is_empty() => {
+            (KeyCode::Esc, ScreenContent::Node) if !self.query.filter.is_empty() => {
                 self.query.filter.clear();
-                return Reaction::Ask;
+                return KeyAction::Ask;
             }
-            (KeyCode::Enter | KeyCode::Right, Shown::Node) => {
-                let Some(row) = self.chosen() else { return Reaction::Nothing };
-                self.shown = Shown::Vm(row.mac.clone());
-                return Reaction::Ask;
+            (KeyCode::Enter | KeyCode::Right, ScreenContent::Node) => {
+                let Some(row) = self.chosen() else { return KeyAction::Nothing };
+                self.shown = ScreenContent::Vm(row.mac.clone());
+                return KeyAction::Ask;
             }
-            (code, Shown::Node) => return self.on_move(code),
+            (code, ScreenContent::Node) => return self.on_move(code),
         }
-        Reaction::Draw
+        KeyAction::Draw
     }
 
-    fn on_move(&mut self, code: KeyCode) -> Reaction {
+    fn on_move(&mut self, code: KeyCode) -> KeyAction {
         let at = match code {
             KeyCode::Down | KeyCode::Char('j') => self.selected + 1,
             KeyCode::Up | KeyCode::Char('k') => self.selected.saturating_sub(1),
@@ -200,25 +200,25 @@ impl Screen {
             KeyCode::PageUp => self.selected.saturating_sub(PAGE),
             KeyCode::Home | KeyCode::Char('g') => 0,
             KeyCode::End | KeyCode::Char('G') => usize::MAX,
-            _ => return Reaction::Nothing,
+            _ => return KeyAction::Nothing,
         };
         self.select(at);
-        Reaction::Draw
+        KeyAction::Draw
     }
 
     /// A key while the filter is typed.
-    fn on_typed(&mut self, code: KeyCode) -> Reaction {
+    fn on_typed(&mut self, code: KeyCode) -> KeyAction {
         match code {
             KeyCode::Enter => {
                 self.query.filter = self.typed.take().unwrap_or_default();
                 self.selected = 0;
-                return Reaction::Ask;
+                return KeyAction::Ask;
             }
             KeyCode::Esc => self.typed = None,
             KeyCode::Backspace => _ = self.typed.as_mut().and_then(String::pop),
             KeyCode::Char(letter) => self.type_in(letter),
-            _ => return Reaction::Nothing,
+            _ => return KeyAction::Nothing,
         }
-        Reaction::Draw
+        KeyAction::Draw
     }
 }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::draw::draw;
-use crate::{Documents, Reaction, Screen, TerminalStyle, ViewQuery};
+use crate::{Documents, KeyAction, Screen, TerminalStyle, ViewQuery};
 
 /// How often to look for keys, answers and signals.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -60,14 +60,14 @@ pub fn note_hang_up(flag: &Arc<AtomicBool>) -> io::Result<()> {
 
 /// What ends the view, apart from `q`.
 #[derive(Clone, Debug, Default)]
-pub struct Ends {
+pub struct EndConditions {
     /// There is nothing more to show.
     pub over: Arc<AtomicBool>,
     /// The user wants the program to end. Ctrl-C and signals set it, and go on doing so after the view.
     pub interrupted: Arc<AtomicBool>,
 }
 
-impl Ends {
+impl EndConditions {
     fn is_reached(&self) -> bool {
         self.over.load(Ordering::Relaxed) || self.interrupted.load(Ordering::Relaxed)
     }
@@ -82,12 +82,12 @@ pub fn run(
     look: TerminalStyle,
     interval: Duration,
     fetch: Fetch,
-    ends: Ends,
+    ends: EndConditions,
 ) -> io::Result<()> {
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ends.interrupted))?;
     }
-    let questions = Questions::start(fetch)?;
+    let questions = QueryThread::start(fetch)?;
     // This also installs a hook that restores the terminal on a panic.
     let mut terminal = ratatui::try_init()?;
     let shown = View { screen, look, interval, questions, ends }.show(&mut terminal);
@@ -100,12 +100,12 @@ pub fn run(
 }
 
 /// The thread that asks, so that keys work while the agent is slow.
-struct Questions {
+struct QueryThread {
     asked: Sender<ViewQuery>,
     answers: Receiver<Result<Documents, String>>,
 }
 
-impl Questions {
+impl QueryThread {
     fn start(mut fetch: Fetch) -> io::Result<Self> {
         let (asked, questions) = channel::<ViewQuery>();
         let (reply, answers) = channel();
@@ -125,8 +125,8 @@ struct View {
     screen: Screen,
     look: TerminalStyle,
     interval: Duration,
-    questions: Questions,
-    ends: Ends,
+    questions: QueryThread,
+    ends: EndConditions,
 }
 
 impl View {
@@ -158,15 +158,15 @@ impl View {
             }
             match event::read()? {
                 Event::Key(key) if key.kind != KeyEventKind::Release => match self.screen.on_key(key) {
-                    Reaction::Nothing => {}
-                    Reaction::Draw if is_redraw(key) => {
+                    KeyAction::Nothing => {}
+                    KeyAction::Draw if is_redraw(key) => {
                         terminal.clear()?;
                         changed = true;
                     }
-                    Reaction::Draw => changed = true,
-                    Reaction::Ask => (ask_at, changed) = (Instant::now(), true),
-                    Reaction::Quit => return Ok(()),
-                    Reaction::Interrupt => self.ends.interrupted.store(true, Ordering::Relaxed),
+                    KeyAction::Draw => changed = true,
+                    KeyAction::Ask => (ask_at, changed) = (Instant::now(), true),
+                    KeyAction::Quit => return Ok(()),
+                    KeyAction::Interrupt => self.ends.interrupted.store(true, Ordering::Relaxed),
                 },
                 Event::Resize(..) => changed = true,
                 _ => {}

@@ -7,14 +7,14 @@ use std::path::Path;
 
 use metadata_control::status::{GuestUsage, Phase, WorkerStatus};
 use metadata_control::top::{
-    BootStage, DropCount, LatencyFigures, SeenRequest, Sort, Top, TopQuery, Traffic, VmPage, VmRow,
+    BootStage, DropCount, LatencyFigures, SeenRequest, Top, TopQuery, Traffic, VmOrder, VmPage, VmRow,
 };
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::Color;
 
-use crate::{Documents, LISTED, Reaction, Screen, Shown, TerminalStyle, ViewQuery, draw, plain};
+use crate::{Documents, KeyAction, LISTED, Screen, ScreenContent, TerminalStyle, ViewQuery, draw, plain};
 
 const ASCII: TerminalStyle = TerminalStyle::PLAIN;
 const UNICODE: TerminalStyle = TerminalStyle { colour: false, unicode: true };
@@ -174,10 +174,15 @@ fn key(code: KeyCode) -> KeyEvent {
 fn screens_are_as_in_their_files() {
     for size in [(80, 24), (120, 40), (200, 50)] {
         check("node", &filled(), size, ASCII);
-        check("vm", &Screen { shown: Shown::Vm("52:54:00:00:00:01".into()), ..filled() }, size, ASCII);
+        check(
+            "vm",
+            &Screen { shown: ScreenContent::Vm("52:54:00:00:00:01".into()), ..filled() },
+            size,
+            ASCII,
+        );
     }
     check("node-unicode", &filled(), (80, 24), UNICODE);
-    check("help", &Screen { shown: Shown::Help, ..filled() }, (80, 24), ASCII);
+    check("help", &Screen { shown: ScreenContent::Help, ..filled() }, (80, 24), ASCII);
     check("filter", &Screen { typed: Some("web".into()), ..filled() }, (80, 24), ASCII);
     check("first", &Screen::default(), (80, 24), ASCII);
     let away = || Err("no agent serves with the run directory /run/xdp-imds".to_owned());
@@ -193,7 +198,8 @@ fn screens_are_as_in_their_files() {
 fn a_screen_of_any_size_can_be_drawn() {
     let small = (0..=20).flat_map(|width| (0..=16).map(move |height| (width, height)));
     for (width, height) in small.chain([(39, 9), (79, 23), (300, 100), (9, 60)]) {
-        for shown in [Shown::Node, Shown::Vm("52:54:00:00:00:01".into()), Shown::Help] {
+        for shown in [ScreenContent::Node, ScreenContent::Vm("52:54:00:00:00:01".into()), ScreenContent::Help]
+        {
             let text = plain(&Screen { shown, ..filled() }, (width, height), ASCII);
             assert!(text.lines().count() <= usize::from(height.max(1)), "{width}x{height}:\n{text}");
         }
@@ -235,29 +241,29 @@ fn without_colour_every_cell_has_the_colours_of_the_terminal() {
 fn keys_do_what_the_help_says() {
     let mut screen = filled();
     for (code, reaction, selected) in [
-        (KeyCode::Down, Reaction::Draw, 1),
-        (KeyCode::Char('j'), Reaction::Draw, 2),
-        (KeyCode::Up, Reaction::Draw, 1),
-        (KeyCode::End, Reaction::Draw, 6),
-        (KeyCode::PageDown, Reaction::Draw, 6),
-        (KeyCode::PageUp, Reaction::Draw, 0),
-        (KeyCode::Char('x'), Reaction::Nothing, 0),
-        (KeyCode::Char('s'), Reaction::Ask, 0),
+        (KeyCode::Down, KeyAction::Draw, 1),
+        (KeyCode::Char('j'), KeyAction::Draw, 2),
+        (KeyCode::Up, KeyAction::Draw, 1),
+        (KeyCode::End, KeyAction::Draw, 6),
+        (KeyCode::PageDown, KeyAction::Draw, 6),
+        (KeyCode::PageUp, KeyAction::Draw, 0),
+        (KeyCode::Char('x'), KeyAction::Nothing, 0),
+        (KeyCode::Char('s'), KeyAction::Ask, 0),
     ] {
         assert_eq!((screen.on_key(key(code)), screen.selected), (reaction, selected), "{code:?}");
     }
-    assert_eq!(screen.query.sort, Sort::Requests);
+    assert_eq!(screen.query.sort, VmOrder::Requests);
     for (code, shown) in [
-        (KeyCode::Enter, Shown::Vm("52:54:00:00:00:01".into())),
-        (KeyCode::Esc, Shown::Node),
-        (KeyCode::Char('?'), Shown::Help),
-        (KeyCode::Char('q'), Shown::Node),
+        (KeyCode::Enter, ScreenContent::Vm("52:54:00:00:00:01".into())),
+        (KeyCode::Esc, ScreenContent::Node),
+        (KeyCode::Char('?'), ScreenContent::Help),
+        (KeyCode::Char('q'), ScreenContent::Node),
     ] {
         screen.on_key(key(code));
         assert_eq!(screen.shown, shown, "after {code:?}");
     }
-    assert_eq!(screen.on_key(key(KeyCode::Char('q'))), Reaction::Quit);
-    assert_eq!(screen.on_key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), Reaction::Interrupt);
+    assert_eq!(screen.on_key(key(KeyCode::Char('q'))), KeyAction::Quit);
+    assert_eq!(screen.on_key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), KeyAction::Interrupt);
 }
 
 #[test]
@@ -280,11 +286,11 @@ fn a_filter_applies_when_it_is_entered_and_escape_removes_it() {
 
 #[test]
 fn the_view_asks_for_what_it_shows() {
-    let query = TopQuery { sort: Sort::Name, filter: "web".into(), ..TopQuery::default() };
+    let query = TopQuery { sort: VmOrder::Name, filter: "web".into(), ..TopQuery::default() };
     let mut screen = Screen::new(query.clone());
     let node = TopQuery { limit: Some(LISTED), ..query };
     assert_eq!(screen.asked(), ViewQuery { node: node.clone(), vm: None });
-    screen.shown = Shown::Vm("web 1".into());
+    screen.shown = ScreenContent::Vm("web 1".into());
     let vm = TopQuery { guest: Some("web 1".into()), ..TopQuery::default() };
     assert_eq!(vm.path(), "/v1/top?sort=newest&guest=web+1");
     assert_eq!(node.path(), "/v1/top?sort=name&limit=256&filter=web");

@@ -26,7 +26,7 @@ use metadata_base::time::Now;
 use metadata_content::account::Account;
 use metadata_content::http::Request;
 use metadata_content::on_demand::OnDemand;
-use metadata_content::store::{Hint, Host, Parked, SlotState};
+use metadata_content::store::{Host, ParkedCall, RequestHint, SlotState};
 
 /// Limit on questions that wait to be sent, wait for an answer, or have an answer that their request has not fetched.
 /// Further requests are held and retried. A namespace has at most half of what others leave.
@@ -87,7 +87,7 @@ impl HandedRequest {
 
 /// A question that was sent, and its answer once it has arrived.
 #[derive(Debug)]
-struct Asked {
+struct PendingRequest {
     mark: u64,
     at: Duration,
     answer: Option<Answer>,
@@ -96,13 +96,13 @@ struct Asked {
 
 /// The questions that were sent, and how tenants share their number.
 #[derive(Debug)]
-struct AllAsked {
-    by_connection: HashMap<Connection, Asked>,
+struct PendingRequests {
+    by_connection: HashMap<Connection, PendingRequest>,
     share: FairShare,
 }
 
-impl AllAsked {
-    fn remove(&mut self, connection: &Connection) -> Option<Asked> {
+impl PendingRequests {
+    fn remove(&mut self, connection: &Connection) -> Option<PendingRequest> {
         let asked = self.by_connection.remove(connection)?;
         self.share.release(&asked.tenant, 1);
         Some(asked)
@@ -123,21 +123,21 @@ impl AllAsked {
 
 /// The answers of a store, from this agent or the other.
 #[derive(Debug)]
-pub struct Handing {
+pub struct HandoverAnswers {
     answers: Arc<OnDemand>,
     stage: AtomicU8,
-    asked: Mutex<AllAsked>,
+    asked: Mutex<PendingRequests>,
     questions: mpsc::Sender<HandedRequest>,
 }
 
-impl Handing {
+impl HandoverAnswers {
     /// Starts in [`AnswerStage::Here`]. The receiver gets the questions asked in [`AnswerStage::Away`].
     #[must_use]
     pub fn new(answers: Arc<OnDemand>) -> (Arc<Self>, mpsc::Receiver<HandedRequest>) {
         let (questions, receiver) = mpsc::channel(QUESTIONS);
         let stage = AtomicU8::new(AnswerStage::Here as u8);
         let share = FairShare::new(QUESTIONS, QUESTIONS_FLOOR);
-        let asked = Mutex::new(AllAsked { by_connection: HashMap::new(), share });
+        let asked = Mutex::new(PendingRequests { by_connection: HashMap::new(), share });
         (Arc::new(Self { answers, stage, asked, questions }), receiver)
     }
 
@@ -189,7 +189,9 @@ impl Handing {
         }
         if asked.share.admit(&tenant, 1).is_ok() {
             if self.questions.try_send(HandedRequest::of(connection, mark, request)).is_ok() {
-                asked.by_connection.insert(*connection, Asked { mark, at: now.mono, answer: None, tenant });
+                asked
+                    .by_connection
+                    .insert(*connection, PendingRequest { mark, at: now.mono, answer: None, tenant });
             } else {
                 asked.share.release(&tenant, 1);
             }
@@ -205,8 +207,8 @@ fn mark(request: &Request<'_>) -> u64 {
     hasher.finish()
 }
 
-impl AnswerSource for Handing {
-    fn read_ahead(&self, hints: &[Hint<'_>]) {
+impl AnswerSource for HandoverAnswers {
+    fn read_ahead(&self, hints: &[RequestHint<'_>]) {
         self.answers.read_ahead(hints);
     }
 
@@ -223,7 +225,7 @@ impl AnswerSource for Handing {
         now: Now,
         connection: &Connection,
         request: &Request<'_>,
-        parked: Option<&Parked>,
+        parked: Option<&ParkedCall>,
     ) -> (Answer, AnswerOrigin) {
         // Acquire: see `set`.
         let stage = self.stage.load(Ordering::Acquire);
@@ -238,7 +240,8 @@ impl AnswerSource for Handing {
 #[cfg(test)]
 mod tests {
     use super::{
-        Answer, AnswerSource as _, AnswerStage, Connection, HandedRequest, Handing, KEPT_FOR, QUESTIONS,
+        Answer, AnswerSource as _, AnswerStage, Connection, HandedRequest, HandoverAnswers, KEPT_FOR,
+        QUESTIONS,
     };
     use metadata_base::time::Now;
     use metadata_content::http::{Headers, Method, Request, RequestTarget, Response, StatusCode};
@@ -254,7 +257,7 @@ mod tests {
     #[derive(Debug)]
     struct Note;
 
-    impl metadata_content::store::Live for Note {
+    impl metadata_content::store::LiveRoute for Note {
         fn answer(&self, call: &metadata_content::store::LiveRequest<'_>) -> LiveOutcome {
             if call.request.method == Method::Put {
                 call.vm.mailbox.set_attribute("a", "b", call.request.body).expect("room");
@@ -268,7 +271,7 @@ mod tests {
         }
     }
 
-    fn node() -> (Arc<Handing>, Receiver<HandedRequest>) {
+    fn node() -> (Arc<HandoverAnswers>, Receiver<HandedRequest>) {
         let mut responses = Responses::builder(VmState::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
         let fixed = Response::new(StatusCode(200), None, &[], "fixed");
         responses.add(Host::Metadata, "/fixed", Route::new("test", Endpoint::Fixed(fixed)));
@@ -277,7 +280,7 @@ mod tests {
         let store = Store::new(2);
         store.publish(0, Arc::new(responses.build())).expect("slot 0");
         store.expect(1).expect("slot 1");
-        Handing::new(Arc::new(OnDemand::new(store)))
+        HandoverAnswers::new(Arc::new(OnDemand::new(store)))
     }
 
     fn from(slot: u32, port: u16) -> Connection {
@@ -285,7 +288,7 @@ mod tests {
     }
 
     fn ask(
-        node: &Handing,
+        node: &HandoverAnswers,
         connection: Connection,
         method: Method,
         path: &str,
@@ -295,7 +298,7 @@ mod tests {
     }
 
     fn ask_at(
-        node: &Handing,
+        node: &HandoverAnswers,
         now: Now,
         connection: Connection,
         method: Method,

@@ -23,11 +23,11 @@ use metadata_content::http::parse::path_in;
 use metadata_content::http::{Method, Request, Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
-use metadata_content::store::{Datasource, Hint, Host, LiveOutcome, Parked, Responses, SlotState};
+use metadata_content::store::{Datasource, Host, LiveOutcome, ParkedCall, RequestHint, Responses, SlotState};
 use metadata_datapath::GROUP;
-use metadata_datapath::stack::{Glimpse, RefusedRequests, Service};
+use metadata_datapath::stack::{FramePreview, RefusedRequests, Service};
 
-pub use handing::{AnswerStage, HandedRequest, Handing, QUESTIONS};
+pub use handing::{AnswerStage, HandedRequest, HandoverAnswers, QUESTIONS};
 pub use talk::HttpConnection;
 pub use tally::{BOUNDS_NS, Latencies, WaitEnd, WaitReason, WorkerCounts};
 
@@ -67,7 +67,7 @@ pub trait AnswerSource {
         now: Now,
         connection: &Connection,
         request: &Request<'_>,
-        parked: Option<&Parked>,
+        parked: Option<&ParkedCall>,
     ) -> (Answer, AnswerOrigin);
 
     /// The account of a slot's VM; `None` if the VM is not known.
@@ -81,11 +81,11 @@ pub trait AnswerSource {
     }
 
     /// Reads ahead what the answers to these requests will touch. Changes nothing.
-    fn read_ahead(&self, _hints: &[Hint<'_>]) {}
+    fn read_ahead(&self, _hints: &[RequestHint<'_>]) {}
 }
 
 impl AnswerSource for OnDemand {
-    fn read_ahead(&self, hints: &[Hint<'_>]) {
+    fn read_ahead(&self, hints: &[RequestHint<'_>]) {
         self.store().read_ahead(hints);
     }
 
@@ -105,7 +105,7 @@ impl AnswerSource for OnDemand {
         now: Now,
         connection: &Connection,
         request: &Request<'_>,
-        parked: Option<&Parked>,
+        parked: Option<&ParkedCall>,
     ) -> (Answer, AnswerOrigin) {
         match self.store().get(connection.slot) {
             SlotState::Ready(responses) => {
@@ -257,11 +257,14 @@ impl<A: AnswerSource> Service for MetadataService<A> {
         }
     }
 
-    fn read_ahead(&self, glimpses: &[Glimpse<'_>]) {
-        let mut hints = [Hint::default(); GROUP];
+    fn read_ahead(&self, glimpses: &[FramePreview<'_>]) {
+        let mut hints = [RequestHint::default(); GROUP];
         for (hint, glimpse) in hints.iter_mut().zip(glimpses) {
-            *hint =
-                Hint { slot: glimpse.slot, host: Host::at(glimpse.local), path: path_in(glimpse.payload) };
+            *hint = RequestHint {
+                slot: glimpse.slot,
+                host: Host::at(glimpse.local),
+                path: path_in(glimpse.payload),
+            };
         }
         self.shared.answers.read_ahead(&hints[..glimpses.len().min(GROUP)]);
     }

@@ -14,7 +14,7 @@ use metadata_content::http::date::Persistence;
 use metadata_content::http::parse::{FIELD_COUNT_MAX, RequestHead, Scanner, is_head_request};
 use metadata_content::http::target::{TargetError, normalise};
 use metadata_content::http::{Method, Request, RequestError, Response, StatusCode, date};
-use metadata_content::store::{LiveOutcome, Parked};
+use metadata_content::store::{LiveOutcome, ParkedCall};
 use metadata_datapath::stack::{ConnectionAction, Exchange};
 use std::fmt;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ enum Phase {
     /// A complete request that waits for its record or its rate limit.
     Held { retry_at: Duration, give_up: Duration },
     /// A complete request that waits for a change of the VM's record or mailbox.
-    Parked(Parked),
+    Parked(ParkedCall),
     /// The last answer is queued.
     Over,
 }
@@ -54,7 +54,7 @@ enum Decision {
     /// Wait for this reason and at most this long. Then send the answer, or close the connection if there is none.
     Hold(WaitReason, Duration, Option<Response>),
     /// Wait for a change.
-    Park(Parked),
+    Park(ParkedCall),
 }
 
 /// True for `OPTIONS *`, which concerns the server and not a path (RFC 9110 §9.3.7).
@@ -71,7 +71,7 @@ pub struct HttpConnection<A> {
     head: Vec<u8>,
     body: Vec<u8>,
     /// What the stack has not got yet.
-    sending: Sending,
+    sending: ConnectionOutput,
     /// The hop limit of the current answer.
     hop_limit: Option<u8>,
     /// An answer changed a value that other requests of the slot may wait for.
@@ -119,7 +119,7 @@ impl<A: AnswerSource> HttpConnection<A> {
             scanner: Scanner::default(),
             head: Vec::new(),
             body: Vec::new(),
-            sending: Sending::Nothing,
+            sending: ConnectionOutput::Nothing,
             hop_limit: None,
             stirs: false,
             asked: now.mono,
@@ -138,7 +138,7 @@ impl<A: AnswerSource> HttpConnection<A> {
         let persistence = if response.closes() || leaves { Persistence::Close } else { persistence };
         self.hop_limit = response.hop_limit();
         let tail = date::tail(now.unix_seconds, persistence);
-        self.sending = Sending::answer(response, tail, without_body);
+        self.sending = ConnectionOutput::answer(response, tail, without_body);
         self.tab.let_go();
         if self.head.capacity() > HEAD_KEPT {
             self.head = Vec::new();
@@ -272,7 +272,7 @@ impl<A: AnswerSource> HttpConnection<A> {
             return Err(RequestError::Target);
         }
         if waits {
-            self.sending = Sending::Continue;
+            self.sending = ConnectionOutput::Continue;
         }
         let keep = !matches!(head.method, Method::Get | Method::Head);
         self.phase = Phase::Body(BodyReader::new(framing, keep));
@@ -566,7 +566,7 @@ const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// The output of an exchange. The pieces of an answer stay where the response has them, so that an answer needs no
 /// queue of its own.
 #[derive(Default)]
-pub(super) enum Sending {
+pub(super) enum ConnectionOutput {
     /// No output.
     #[default]
     Nothing,
@@ -576,7 +576,7 @@ pub(super) enum Sending {
     Answer { response: Response, tail: Bytes, next: usize, count: usize },
 }
 
-impl Sending {
+impl ConnectionOutput {
     /// An answer, with the tail of its head.
     pub(super) fn answer(response: Response, tail: Bytes, without_body: bool) -> Self {
         let body = response.body();
@@ -616,9 +616,9 @@ mod tests {
     use bytes::Bytes;
     use metadata_content::http::{Body, Response, StatusCode};
 
-    use super::{CONTINUE, Sending};
+    use super::{CONTINUE, ConnectionOutput};
 
-    fn all(mut sending: Sending) -> Vec<Bytes> {
+    fn all(mut sending: ConnectionOutput) -> Vec<Bytes> {
         let pieces = std::iter::from_fn(|| sending.take()).collect();
         assert!(!sending.is_some());
         pieces
@@ -636,7 +636,7 @@ mod tests {
             let body = Body::join(pieces.iter().map(|piece| Bytes::from_static(piece.as_bytes())));
             let response = Response::new(StatusCode(200), None, &[], body);
             let head = response.head().clone();
-            let found = all(Sending::answer(response, tail.clone(), without_body));
+            let found = all(ConnectionOutput::answer(response, tail.clone(), without_body));
             assert_eq!(found[..2], [head, tail.clone()]);
             assert_eq!(found[2..], *expected, "{pieces:?}, without body: {without_body}");
         }
@@ -644,7 +644,7 @@ mod tests {
 
     #[test]
     fn a_continue_is_one_piece() {
-        assert_eq!(all(Sending::Continue), [CONTINUE]);
-        assert!(all(Sending::Nothing).is_empty());
+        assert_eq!(all(ConnectionOutput::Continue), [CONTINUE]);
+        assert!(all(ConnectionOutput::Nothing).is_empty());
     }
 }

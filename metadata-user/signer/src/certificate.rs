@@ -94,7 +94,7 @@ pub enum CertificateError {
 }
 
 /// A file as it was read: modification time, size, inode.
-type Seen = (i64, i64, u64, u64);
+type FileIdentity = (i64, i64, u64, u64);
 
 /// A certificate with its key and its issuers.
 #[derive(Debug)]
@@ -124,7 +124,7 @@ impl LoadedCertificate {
 #[derive(Debug)]
 pub struct OwnCertificate {
     files: CertificateFiles,
-    seen: [Option<Seen>; 2],
+    seen: [Option<FileIdentity>; 2],
     loaded: LoadedCertificate,
 }
 
@@ -159,7 +159,7 @@ impl OwnCertificate {
     }
 }
 
-fn seen(files: &CertificateFiles) -> [Option<Seen>; 2] {
+fn seen(files: &CertificateFiles) -> [Option<FileIdentity>; 2] {
     // Follows links, because kubelet mounts Secrets as links.
     [&files.chain, &files.key].map(|path| {
         let status = std::fs::metadata(path).ok()?;

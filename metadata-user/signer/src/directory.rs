@@ -89,14 +89,14 @@ pub enum DirectoryError {
 
 /// A key and its file.
 #[derive(Debug)]
-struct Dated {
+struct KeyAndFile {
     birth_unix: u64,
     name: String,
     key: SigningKey,
 }
 
 /// A file as it was read: name, modification time, size, inode.
-type Seen = (String, i64, i64, u64, u64);
+type NamedFileIdentity = (String, i64, i64, u64, u64);
 
 /// The keys of a directory.
 #[derive(Debug)]
@@ -104,9 +104,9 @@ pub struct KeyDirectory {
     path: PathBuf,
     algorithm: Algorithm,
     rotation: Rotation,
-    seen: Vec<Seen>,
+    seen: Vec<NamedFileIdentity>,
     /// The oldest first.
-    keys: Vec<Dated>,
+    keys: Vec<KeyAndFile>,
 }
 
 impl KeyDirectory {
@@ -130,7 +130,7 @@ impl KeyDirectory {
         for (name, seconds, ..) in &seen {
             let birth_unix = birth(name).unwrap_or_else(|| u64::try_from(*seconds).unwrap_or(0));
             match self.read(name) {
-                Ok(key) => keys.push(Dated { birth_unix, name: name.clone(), key }),
+                Ok(key) => keys.push(KeyAndFile { birth_unix, name: name.clone(), key }),
                 Err(error) => skipped.push(error),
             }
         }
@@ -168,7 +168,7 @@ impl KeyDirectory {
     }
 
     fn signing_at(&self, now_unix: u64) -> Option<usize> {
-        let is_published = |dated: &Dated| {
+        let is_published = |dated: &KeyAndFile| {
             dated.birth_unix.checked_add(self.rotation.publish_for).is_some_and(|from| from <= now_unix)
         };
         let newest = self.keys.iter().rposition(is_published);
@@ -188,7 +188,7 @@ impl KeyDirectory {
         if self.keys.is_empty() { Err(DirectoryError::Empty { path: self.path.clone() }) } else { Ok(()) }
     }
 
-    fn list(&self) -> Result<Vec<Seen>, DirectoryError> {
+    fn list(&self) -> Result<Vec<NamedFileIdentity>, DirectoryError> {
         let failed = |source| DirectoryError::Io { action: "read", path: self.path.clone(), source };
         let mut seen = Vec::new();
         let mut found = 0;

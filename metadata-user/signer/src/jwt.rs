@@ -150,9 +150,9 @@ pub fn of<'a>(keys: impl IntoIterator<Item = &'a SigningKey>) -> Value {
 
 /// A set joined from others.
 #[derive(Debug, Default)]
-pub struct Joined(BTreeMap<String, Value>);
+pub struct JoinedKeySet(BTreeMap<String, Value>);
 
-impl Joined {
+impl JoinedKeySet {
     /// Adds the keys of a set. Equal keys are added once.
     ///
     /// # Errors
@@ -209,7 +209,7 @@ mod tests {
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use serde_json::{Map, Value, json};
 
-    use super::{Joined, JwksError, JwtError, LIFETIME_MOST, OWN, TokenTerms, sign};
+    use super::{JoinedKeySet, JwksError, JwtError, LIFETIME_MOST, OWN, TokenTerms, sign};
     use crate::key::{Algorithm, SigningKey};
 
     fn claims(more: Value) -> Map<String, Value> {
@@ -279,7 +279,7 @@ mod tests {
             ),
         ];
         for (sets, expected) in cases {
-            let mut joined = Joined::default();
+            let mut joined = JoinedKeySet::default();
             let added = sets.iter().try_for_each(|set| joined.add(set));
             assert!(!format!("{added:?}").contains("c2VjcmV0"));
             let set = joined.into_set();
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn a_bundle_has_spiffes_use_and_no_key_that_spiffe_forbids() {
         let joined = |set: Value| {
-            let mut joined = Joined::default();
+            let mut joined = JoinedKeySet::default();
             joined.add(&set).expect("public keys");
             joined
         };

@@ -76,7 +76,7 @@ pub enum SigningKeyError {
     Library,
 }
 
-enum Pair {
+enum KeyPair {
     Es256(EcdsaKeyPair),
     Rs256(RsaKeyPair),
     EdDsa(Ed25519KeyPair),
@@ -84,7 +84,7 @@ enum Pair {
 
 /// A key that signs.
 pub struct SigningKey {
-    pair: Pair,
+    pair: KeyPair,
     kid: String,
     /// Members of the public key in the form of RFC 7517, without `kid`, `alg` and `use`.
     public: Value,
@@ -119,11 +119,11 @@ impl SigningKey {
         let (random, kind) = (SystemRandom::new(), |_| SigningKeyError::Kind(algorithm));
         let pair = match algorithm {
             Algorithm::Es256 => {
-                EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, bytes, &random).map(Pair::Es256)
+                EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, bytes, &random).map(KeyPair::Es256)
             }
-            Algorithm::Rs256 => RsaKeyPair::from_pkcs8(bytes).map(Pair::Rs256),
+            Algorithm::Rs256 => RsaKeyPair::from_pkcs8(bytes).map(KeyPair::Rs256),
             // OpenSSL writes version 1, which has no public key to compare.
-            Algorithm::EdDsa => Ed25519KeyPair::from_pkcs8_maybe_unchecked(bytes).map(Pair::EdDsa),
+            Algorithm::EdDsa => Ed25519KeyPair::from_pkcs8_maybe_unchecked(bytes).map(KeyPair::EdDsa),
         }
         .map_err(kind)?;
         let public = public(&pair);
@@ -156,9 +156,9 @@ impl SigningKey {
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
         match self.pair {
-            Pair::Es256(_) => Algorithm::Es256,
-            Pair::Rs256(_) => Algorithm::Rs256,
-            Pair::EdDsa(_) => Algorithm::EdDsa,
+            KeyPair::Es256(_) => Algorithm::Es256,
+            KeyPair::Rs256(_) => Algorithm::Rs256,
+            KeyPair::EdDsa(_) => Algorithm::EdDsa,
         }
     }
 
@@ -178,17 +178,17 @@ impl SigningKey {
     /// [`SigningKeyError::Library`], if there are no random numbers.
     pub fn sign(&self, bytes: &[u8]) -> Result<Vec<u8>, SigningKeyError> {
         match &self.pair {
-            Pair::Es256(pair) => {
+            KeyPair::Es256(pair) => {
                 let signature = pair.sign(&self.random, bytes).map_err(|_| SigningKeyError::Library)?;
                 Ok(signature.as_ref().to_vec())
             }
-            Pair::Rs256(pair) => {
+            KeyPair::Rs256(pair) => {
                 let mut signature = vec![0; pair.public().modulus_len()];
                 pair.sign(&RSA_PKCS1_SHA256, &self.random, bytes, &mut signature)
                     .map_err(|_| SigningKeyError::Library)?;
                 Ok(signature)
             }
-            Pair::EdDsa(pair) => Ok(pair.sign(bytes).as_ref().to_vec()),
+            KeyPair::EdDsa(pair) => Ok(pair.sign(bytes).as_ref().to_vec()),
         }
     }
 }
@@ -206,34 +206,34 @@ fn numbers(pair: &RsaKeyPair) -> (String, String) {
     (encoded(&numbers.e), encoded(&numbers.n))
 }
 
-fn public(pair: &Pair) -> Value {
+fn public(pair: &KeyPair) -> Value {
     match pair {
-        Pair::Es256(pair) => {
+        KeyPair::Es256(pair) => {
             let (x, y) = point(pair);
             json!({ "kty": "EC", "crv": "P-256", "x": x, "y": y })
         }
-        Pair::Rs256(pair) => {
+        KeyPair::Rs256(pair) => {
             let (e, n) = numbers(pair);
             json!({ "kty": "RSA", "e": e, "n": n })
         }
-        Pair::EdDsa(pair) => {
+        KeyPair::EdDsa(pair) => {
             json!({ "kty": "OKP", "crv": "Ed25519", "x": encoded(pair.public_key().as_ref()) })
         }
     }
 }
 
 /// Hashes the required members, in the order of their names and without white space (RFC 7638 section 3).
-fn thumbprint(pair: &Pair) -> String {
+fn thumbprint(pair: &KeyPair) -> String {
     let text = match pair {
-        Pair::Es256(pair) => {
+        KeyPair::Es256(pair) => {
             let (x, y) = point(pair);
             format!(r#"{{"crv":"P-256","kty":"EC","x":"{x}","y":"{y}"}}"#)
         }
-        Pair::Rs256(pair) => {
+        KeyPair::Rs256(pair) => {
             let (e, n) = numbers(pair);
             format!(r#"{{"e":"{e}","kty":"RSA","n":"{n}"}}"#)
         }
-        Pair::EdDsa(pair) => {
+        KeyPair::EdDsa(pair) => {
             let x = encoded(pair.public_key().as_ref());
             format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}"#)
         }
@@ -316,9 +316,9 @@ mod tests {
             let key =
                 SigningKey::parse(algorithm, &SigningKey::generate(algorithm).expect("made")).expect("a key");
             let bytes = match &key.pair {
-                super::Pair::Es256(pair) => ring::signature::KeyPair::public_key(pair).as_ref().to_vec(),
-                super::Pair::EdDsa(pair) => ring::signature::KeyPair::public_key(pair).as_ref().to_vec(),
-                super::Pair::Rs256(_) => unreachable!("no RSA key is made"),
+                super::KeyPair::Es256(pair) => ring::signature::KeyPair::public_key(pair).as_ref().to_vec(),
+                super::KeyPair::EdDsa(pair) => ring::signature::KeyPair::public_key(pair).as_ref().to_vec(),
+                super::KeyPair::Rs256(_) => unreachable!("no RSA key is made"),
             };
             let signature = key.sign(b"bytes").expect("signed");
             UnparsedPublicKey::new(verifies, bytes).verify(b"bytes", &signature).expect("verified");

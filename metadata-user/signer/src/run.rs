@@ -15,7 +15,7 @@ use crate::directory::{DirectoryError, KeyDirectory, Rotation};
 use crate::documents::{Content, DocumentError};
 use crate::jwt::{LIFETIME_MOST, TokenTerms};
 use crate::wire::{
-    PACKET_BYTES, Published, PublishedCertificate, Setup, SignOperation, SignRequest, SignerReply,
+    PACKET_BYTES, PublishedCertificate, PublishedKeys, Setup, SignOperation, SignRequest, SignerReply,
     receive_packet, send_packet,
 };
 use crate::{documents, jwt};
@@ -86,7 +86,7 @@ struct Signer {
     setup: Setup,
     keys: KeyDirectory,
     certificate: Option<OwnCertificate>,
-    published: Option<Published>,
+    published: Option<PublishedKeys>,
     /// The last failure to read or rotate, to log each once.
     complaint: Option<String>,
     /// The same for the certificate.
@@ -148,8 +148,12 @@ impl Signer {
             thumbprint: own.loaded().thumbprint().to_owned(),
             until: own.loaded().until(),
         });
-        let now =
-            Published { jwks: jwt::of(self.keys.keys()), count: self.keys.keys().len(), signs, certificate };
+        let now = PublishedKeys {
+            jwks: jwt::of(self.keys.keys()),
+            count: self.keys.keys().len(),
+            signs,
+            certificate,
+        };
         if self.published.as_ref() == Some(&now) {
             return Ok(());
         }

@@ -71,7 +71,7 @@ pub enum SignOperation {
 #[serde(rename_all = "snake_case")]
 pub enum SignerReply {
     /// The public keys, at the start and after each change.
-    Keys(Published),
+    Keys(PublishedKeys),
     /// A signed token.
     Token {
         /// Number of the request.
@@ -116,7 +116,7 @@ pub enum SignerReply {
 
 /// The public keys.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-pub struct Published {
+pub struct PublishedKeys {
     /// The JSON Web Key Set.
     pub jwks: Value,
     /// Number of keys in it.

@@ -14,7 +14,7 @@ use tokio::signal::unix::Signal;
 use tokio::task::{JoinError, JoinSet};
 use tracing::{error, info, warn};
 
-use super::drain::{self, Drained};
+use super::drain::{self, DrainResult};
 use super::endpoint::{ControlRequest, Registrar};
 use super::feeds::Feeds;
 use super::handover::{
@@ -24,7 +24,7 @@ use super::health::Health;
 use super::identity::{self, TokenEvents};
 use super::links::LinkWatches;
 use super::listeners::{self, Incoming, Listeners};
-use super::node::{Node, Shelving};
+use super::node::{Node, RegistrationConfig};
 use super::notify;
 use super::reload::{self, ConfigSource};
 use super::signals::Stop;
@@ -38,7 +38,7 @@ use timers::{Timer, Timers};
 const PASS: Duration = Duration::from_millis(5);
 
 /// What the control loop starts with.
-pub(super) struct Started {
+pub(super) struct StartState {
     pub(super) node: Node,
     pub(super) handover: HandoverState,
     pub(super) errands: BackgroundTasks,
@@ -50,7 +50,7 @@ pub(super) struct Started {
 
 /// Why an agent has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum EndReason {
     /// A signal ended it.
     Stopped,
     /// The next agent has taken its ports.
@@ -64,7 +64,7 @@ enum Turn {
     /// Neither records nor ports have changed.
     Unchanged,
     /// The agent ends.
-    Ended(Ended),
+    Ended(EndReason),
 }
 
 /// The state that events change. Fields are dropped in order of declaration: the listeners first, so that the next
@@ -106,15 +106,15 @@ impl ControlLoop {
     pub(super) async fn start(
         config: Config,
         origin: ConfigSource,
-        started: Started,
+        started: StartState,
         (stop, hup): (Stop, Signal),
     ) -> anyhow::Result<Self> {
-        let Started { mut node, handover, errands, taking, identity } = started;
+        let StartState { mut node, handover, errands, taking, identity } = started;
         let mut tasks = JoinSet::new();
         let identity = identity.map(|signing| TokenEvents::start(signing, &mut node, &mut tasks));
         let registrar = Registrar::new(&config);
         let (limits, most) = (config.record_limits(), config.api().instances);
-        node.set_shelf(Shelving { shelf: registrar.shelf(), limits, most });
+        node.set_shelf(RegistrationConfig { shelf: registrar.shelf(), limits, most });
         let mut snapshots = Snapshots::new(&config, node.catalogue.saves().clone());
         for (RecordId { source, key }, record) in snapshots.read_for_absent_sources(&config) {
             let key = key.as_ref().into();
@@ -166,13 +166,13 @@ impl ControlLoop {
     ///
     /// # Errors
     /// If a feed, an endpoint or a worker ends, a device of the hub is deleted, or the takeover fails.
-    pub(super) async fn run(mut self) -> anyhow::Result<Ended> {
+    pub(super) async fn run(mut self) -> anyhow::Result<EndReason> {
         loop {
             match self.turn().await? {
                 Turn::Changed => self.on_changed().await?,
                 Turn::Unchanged => {}
                 Turn::Ended(ended) => {
-                    if ended == Ended::TakenOver {
+                    if ended == EndReason::TakenOver {
                         self.node.ports.leave();
                     }
                     return Ok(ended);
@@ -258,10 +258,10 @@ impl ControlLoop {
         let _turn = turn;
         let close = async || listeners.close_metrics().await;
         match hand_over(&mut self.node, &mut self.handover, wire, &mut self.stop, close).await {
-            HandoverResult::TakenOver => Ok(Turn::Ended(Ended::TakenOver)),
+            HandoverResult::TakenOver => Ok(Turn::Ended(EndReason::TakenOver)),
             HandoverResult::Stopped(name) => {
                 self.drain(name).await;
-                Ok(Turn::Ended(Ended::Stopped))
+                Ok(Turn::Ended(EndReason::Stopped))
             }
             HandoverResult::Stays => {
                 listeners.open_metrics(&self.config, &mut self.tasks).await?;
@@ -349,7 +349,7 @@ impl ControlLoop {
             self.snapshots.write(|| self.node.catalogue.snapshot_records());
         }
         self.drain(name).await;
-        Turn::Ended(Ended::Stopped)
+        Turn::Ended(EndReason::Stopped)
     }
 
     /// Replies to waiting clients. Once all ports are settled, takes over from the previous agent. Without a takeover,
@@ -420,7 +420,7 @@ impl ControlLoop {
             drained = drain::drain(self.node.ports.workers(), limit, self.stop.recv()) => drained,
             never = requests::answer_all(&self.node, &self.health, &mut self.listeners) => match never {},
         };
-        if let Drained::Cut(connections @ 1..) = drained {
+        if let DrainResult::Cut(connections @ 1..) = drained {
             warn!(
                 connections,
                 "connections cut off; `drain_seconds` limits how long the agent waits for guests"

@@ -23,7 +23,7 @@ const GRACE: Duration = Duration::from_millis(250);
 
 /// The result of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Drained {
+pub(super) enum DrainResult {
     /// Every connection has ended in time.
     Whole,
     /// Number of connections that remained at the limit or at a second signal; 0 if they were not drained.
@@ -36,14 +36,14 @@ pub(super) async fn drain(
     workers: &Workers,
     limit: Duration,
     enough: impl Future<Output = &'static str>,
-) -> Drained {
+) -> DrainResult {
     let end = Instant::now() + limit;
     if limit.is_zero() {
-        return Drained::Cut(0);
+        return DrainResult::Cut(0);
     }
     if let Err(error) = workers.drain(limit) {
         warn!("open requests are not answered: {error}");
-        return Drained::Cut(0);
+        return DrainResult::Cut(0);
     }
     tokio::pin!(enough);
     let mut last = 0;
@@ -51,8 +51,8 @@ pub(super) async fn drain(
         let remaining = workers.remaining();
         match remaining {
             // At the limit the workers cut off what remains.
-            Some(0) if Instant::now() >= end => return Drained::Cut(last),
-            Some(0) => return Drained::Whole,
+            Some(0) if Instant::now() >= end => return DrainResult::Cut(last),
+            Some(0) => return DrainResult::Whole,
             Some(connections) => {
                 if last == 0 {
                     info!(connections, "waiting at most {limit:?} until open requests are answered");
@@ -65,11 +65,11 @@ pub(super) async fn drain(
             () = tokio::time::sleep(CHECK_EVERY) => {}
             name = &mut enough => {
                 warn!("{name} again: stopping at once");
-                return Drained::Cut(remaining.unwrap_or(0));
+                return DrainResult::Cut(remaining.unwrap_or(0));
             }
         }
         if Instant::now() >= end + GRACE {
-            return Drained::Cut(workers.remaining().unwrap_or(0));
+            return DrainResult::Cut(workers.remaining().unwrap_or(0));
         }
     }
 }
@@ -87,13 +87,13 @@ const LISTENS_AFTER: Duration = Duration::from_secs(5);
 const TAKEN_OVER: &str = "another agent serves the ports of this one\n";
 
 /// What lingering needs. It is created before the sandbox forbids the system calls for it.
-pub(super) struct Lingering {
+pub(super) struct LingerResources {
     runtime: Runtime,
     /// Includes signals that arrived while the agent served.
     stop: Stop,
 }
 
-impl Lingering {
+impl LingerResources {
     pub(super) fn new() -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let stop = {

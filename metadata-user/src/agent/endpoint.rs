@@ -38,13 +38,13 @@ use axum::routing::get;
 use serde::Deserialize;
 use tokio::sync::{mpsc, oneshot};
 
-use super::health::{Health, Trouble};
-use super::node::{TraceRefusal, TraceTarget, Traced};
+use super::health::{Health, HealthProblem};
+use super::node::{StartedTrace, TraceRefusal, TraceTarget};
 use crate::metrics;
-use metadata_control::status::{About, AgentStatus, GuestStatus};
+use metadata_control::status::{AgentStatus, GuestStatus, PortFilter};
 use metadata_control::top::{Top, TopQuery, VmPage};
 
-use instances::Ask;
+use instances::InstanceRequest;
 pub(super) use instances::Registrar;
 pub(super) use listen::serve;
 use listen::{LongLivedAnswer, Peer};
@@ -68,7 +68,7 @@ pub(super) enum ControlRequest {
     /// The metrics, as exposition text.
     Metrics(oneshot::Sender<String>),
     /// The status of the agent.
-    Status(About, oneshot::Sender<Box<AgentStatus>>),
+    Status(PortFilter, oneshot::Sender<Box<AgentStatus>>),
     /// The guests of a port, a MAC or a VM.
     Guests(String, oneshot::Sender<Vec<GuestStatus>>),
     /// The live view of the node.
@@ -76,9 +76,9 @@ pub(super) enum ControlRequest {
     /// The live view of the VMs of a name.
     VmPages(String, oneshot::Sender<Vec<VmPage>>),
     /// A request about instances.
-    Instances(Ask),
+    Instances(InstanceRequest),
     /// A trace of one guest.
-    Trace(TraceTarget, oneshot::Sender<Result<Box<Traced>, TraceRefusal>>),
+    Trace(TraceTarget, oneshot::Sender<Result<Box<StartedTrace>, TraceRefusal>>),
 }
 
 /// What all handlers share.
@@ -123,12 +123,15 @@ impl Routers {
 
 impl Agent {
     /// Sends a request to the control loop and waits for the answer. Fails at once if the queue is full.
-    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> ControlRequest) -> Result<T, Busy> {
+    async fn ask<T>(
+        &self,
+        question: impl FnOnce(oneshot::Sender<T>) -> ControlRequest,
+    ) -> Result<T, ControlLoopBusy> {
         let (reply, answer) = oneshot::channel();
-        self.requests.try_send(question(reply)).map_err(|_| Busy)?;
+        self.requests.try_send(question(reply)).map_err(|_| ControlLoopBusy)?;
         match tokio::time::timeout(ANSWER_WITHIN, answer).await {
             Ok(Ok(answer)) => Ok(answer),
-            _ => Err(Busy),
+            _ => Err(ControlLoopBusy),
         }
     }
 
@@ -136,32 +139,34 @@ impl Agent {
     async fn ask_in_turn<T>(
         &self,
         question: impl FnOnce(oneshot::Sender<T>) -> ControlRequest,
-    ) -> Result<T, Busy> {
-        tokio::time::timeout(ANSWER_WITHIN, self.ask_patiently(question)).await.unwrap_or(Err(Busy))
+    ) -> Result<T, ControlLoopBusy> {
+        tokio::time::timeout(ANSWER_WITHIN, self.ask_patiently(question))
+            .await
+            .unwrap_or(Err(ControlLoopBusy))
     }
 
     /// Like [`Agent::ask_in_turn`], without a time limit, because a change must not be abandoned half-way.
     async fn ask_patiently<T>(
         &self,
         question: impl FnOnce(oneshot::Sender<T>) -> ControlRequest,
-    ) -> Result<T, Busy> {
+    ) -> Result<T, ControlLoopBusy> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(question(reply)).await.map_err(|_| Busy)?;
-        answer.await.map_err(|_| Busy)
+        self.requests.send(question(reply)).await.map_err(|_| ControlLoopBusy)?;
+        answer.await.map_err(|_| ControlLoopBusy)
     }
 }
 
 /// The control loop does not accept or answer the request in time.
-struct Busy;
+struct ControlLoopBusy;
 
-impl IntoResponse for Busy {
+impl IntoResponse for ControlLoopBusy {
     fn into_response(self) -> Response {
         let head = [(header::CONTENT_TYPE, TEXT), (header::RETRY_AFTER, "1")];
         (StatusCode::SERVICE_UNAVAILABLE, head, "busy\n").into_response()
     }
 }
 
-async fn scrape(State(agent): State<Agent>) -> Result<impl IntoResponse, Busy> {
+async fn scrape(State(agent): State<Agent>) -> Result<impl IntoResponse, ControlLoopBusy> {
     let text = agent.ask(ControlRequest::Metrics).await?;
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text))
 }
@@ -175,7 +180,7 @@ async fn ready(State(agent): State<Agent>) -> Response {
 }
 
 /// 200 `ok`, or 503 and a line for each trouble.
-fn verdict(troubles: impl Iterator<Item = Trouble>) -> Response {
+fn verdict(troubles: impl Iterator<Item = HealthProblem>) -> Response {
     let mut troubles = troubles.peekable();
     let head = [(header::CONTENT_TYPE, TEXT)];
     if troubles.peek().is_none() {
@@ -194,9 +199,12 @@ struct StatusQuery {
     ports: Option<String>,
 }
 
-async fn status(State(agent): State<Agent>, Query(query): Query<StatusQuery>) -> Result<Response, Busy> {
+async fn status(
+    State(agent): State<Agent>,
+    Query(query): Query<StatusQuery>,
+) -> Result<Response, ControlLoopBusy> {
     let StatusQuery { guest, ports } = query;
-    let about = if ports.as_deref() == Some("all") { About::EveryPort } else { About::Trouble };
+    let about = if ports.as_deref() == Some("all") { PortFilter::EveryPort } else { PortFilter::Trouble };
     Ok(match guest {
         Some(name) => json(&agent.ask(|reply| ControlRequest::Guests(name, reply)).await?),
         None => json(&agent.ask(|reply| ControlRequest::Status(about, reply)).await?),

@@ -22,7 +22,7 @@ pub struct Health {
 
 /// One reason why the agent is not ready. Displayed as one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum HealthProblem {
     /// A worker does not answer guests.
     Worker(u32, Silence),
     /// The first scan of the records is not complete.
@@ -35,7 +35,7 @@ pub enum Trouble {
     Draining,
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for HealthProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Worker(hub, silence) => write!(f, "worker {hub} {silence}"),
@@ -92,18 +92,18 @@ impl Health {
     }
 
     /// The troubles that only a restart ends. Without any, the agent is alive.
-    pub fn deadly(&self) -> impl Iterator<Item = Trouble> {
-        self.workers().filter_map(|(hub, beat)| Some(Trouble::Worker(hub, beat.check().err()?)))
+    pub fn deadly(&self) -> impl Iterator<Item = HealthProblem> {
+        self.workers().filter_map(|(hub, beat)| Some(HealthProblem::Worker(hub, beat.check().err()?)))
     }
 
     /// The troubles that keep the agent from being ready. Without any, it is ready.
-    pub fn hindering(&self) -> impl Iterator<Item = Trouble> {
+    pub fn hindering(&self) -> impl Iterator<Item = HealthProblem> {
         let on = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
         let reasons = [
-            (!on(&self.records_read), Trouble::RecordsUnread),
-            (!on(&self.ports_settled), Trouble::PortsUnsettled),
-            (on(&self.adopting), Trouble::Adopting),
-            (self.is_draining(), Trouble::Draining),
+            (!on(&self.records_read), HealthProblem::RecordsUnread),
+            (!on(&self.ports_settled), HealthProblem::PortsUnsettled),
+            (on(&self.adopting), HealthProblem::Adopting),
+            (self.is_draining(), HealthProblem::Draining),
         ];
         self.deadly().chain(reasons.into_iter().filter_map(|(holds, reason)| holds.then_some(reason)))
     }
@@ -111,21 +111,21 @@ impl Health {
 
 #[cfg(test)]
 mod tests {
-    use super::{Health, Trouble};
+    use super::{Health, HealthProblem};
 
     #[test]
     fn an_agent_is_ready_once_records_are_read_and_ports_settled_and_adopted() {
         let health = Health::new(vec![(0, Default::default())]);
         let why = |health: &Health| health.hindering().collect::<Vec<_>>();
-        assert_eq!(why(&health), [Trouble::RecordsUnread, Trouble::PortsUnsettled]);
+        assert_eq!(why(&health), [HealthProblem::RecordsUnread, HealthProblem::PortsUnsettled]);
         health.set_records_read();
         health.set_adopting(true);
-        assert_eq!(why(&health), [Trouble::PortsUnsettled, Trouble::Adopting]);
+        assert_eq!(why(&health), [HealthProblem::PortsUnsettled, HealthProblem::Adopting]);
         health.set_ports_settled();
         health.set_adopting(false);
         assert_eq!(why(&health), []);
         health.set_draining();
-        assert_eq!(why(&health), [Trouble::Draining]);
+        assert_eq!(why(&health), [HealthProblem::Draining]);
         assert_eq!(health.deadly().count(), 0, "a drain is no reason to be killed");
     }
 }

@@ -1,4 +1,4 @@
-//! The node: the wanted state ([`Catalogue`]), the present state ([`NodePorts`]), and reports on both
+//! The node: the wanted state ([`RecordCatalogue`]), the present state ([`NodePorts`]), and reports on both
 //! ([`Reporter`]).
 //!
 //! Each part owns its state. A method of [`Node`] needs more than one part.
@@ -20,7 +20,7 @@ use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::Instance;
-use metadata_control::status::{About, AgentStatus};
+use metadata_control::status::{AgentStatus, PortFilter};
 use metadata_control::top::{Top, TopQuery};
 use metadata_feed::FeedEvent;
 #[cfg(feature = "kubevirt")]
@@ -36,12 +36,14 @@ use tracing::warn;
 use super::health::Health;
 use crate::config::Config;
 pub(super) use answers::AnswerPublisher;
-pub(super) use catalogue::{Catalogue, Clash, ClearedData, Shelving, Tagged, etag};
+pub(super) use catalogue::{
+    ClearedData, RecordCatalogue, RegistrationConfig, RegistrationConflict, TaggedRecord, etag,
+};
 pub(super) use ports::{NodePorts, TapGuard};
 pub(super) use reporter::Reporter;
-use view::AskedPage;
-pub(super) use view::{NodeView, TraceRefusal, TraceTarget, Traced, name_of};
-use workers::Waiting;
+use view::VmReport;
+pub(super) use view::{NodeView, StartedTrace, TraceRefusal, TraceTarget, name_of};
+use workers::WaitingClients;
 pub(super) use workers::Workers;
 
 /// The state of the control side.
@@ -49,10 +51,10 @@ pub(super) struct Node {
     /// The present state.
     pub(super) ports: NodePorts,
     /// The wanted state.
-    pub(super) catalogue: Catalogue,
+    pub(super) catalogue: RecordCatalogue,
     /// Reports on both.
     pub(super) reporter: Reporter,
-    waiting: Waiting,
+    waiting: WaitingClients,
     /// The MACs without a record, by their port, that the log has named.
     logged_macs: BTreeSet<(PortName, Mac)>,
     /// Where the feed of KubeVirt learns how its VMs are served.
@@ -62,12 +64,12 @@ pub(super) struct Node {
 
 impl Node {
     #[must_use]
-    pub(super) fn new(catalogue: Catalogue, ports: NodePorts, reporter: Reporter) -> Self {
+    pub(super) fn new(catalogue: RecordCatalogue, ports: NodePorts, reporter: Reporter) -> Self {
         Self {
             ports,
             catalogue,
             reporter,
-            waiting: Waiting::default(),
+            waiting: WaitingClients::default(),
             logged_macs: BTreeSet::new(),
             #[cfg(feature = "kubevirt")]
             services: None,
@@ -87,12 +89,12 @@ impl Node {
     }
 
     /// Sets where registered records are stored, and registers the records stored there.
-    pub(super) fn set_shelf(&mut self, shelving: Shelving) {
+    pub(super) fn set_shelf(&mut self, shelving: RegistrationConfig) {
         self.ports.touch(self.catalogue.set_shelf(shelving));
     }
 
     /// Registers a record, and replaces the record of that name.
-    pub(super) fn register(&mut self, id: &RecordId, tagged: Tagged) {
+    pub(super) fn register(&mut self, id: &RecordId, tagged: TaggedRecord) {
         self.ports.touch(self.catalogue.register(id, tagged));
     }
 
@@ -193,7 +195,7 @@ impl Node {
 
     /// The status of the node.
     #[must_use]
-    pub(super) fn status(&self, about: About, health: &Health) -> AgentStatus {
+    pub(super) fn status(&self, about: PortFilter, health: &Health) -> AgentStatus {
         self.reporter.status(self.view(), about, health)
     }
 
@@ -205,7 +207,7 @@ impl Node {
 
     /// The pages of the VMs with a name.
     #[must_use]
-    pub(super) fn vm_pages(&self, name: &str) -> Vec<AskedPage> {
+    pub(super) fn vm_pages(&self, name: &str) -> Vec<VmReport> {
         self.ports.answers().follow(Instant::now(), |following| self.view().vm_pages(name, following))
     }
 

@@ -28,7 +28,7 @@ pub(super) const MAX_BYTES: usize = 16 << 20;
 const FORM: StateFileKind = StateFileKind { kind: "instance", version: 1, oldest: 1, bytes: MAX_BYTES };
 
 #[derive(Serialize, Deserialize)]
-struct Stored<'a> {
+struct StoredRecord<'a> {
     #[serde(flatten)]
     head: FileHeader,
     source: RecordSource,
@@ -39,9 +39,9 @@ struct Stored<'a> {
 
 /// The directory of registered records. With `None`, records are lost when the agent ends.
 #[derive(Clone, Debug)]
-pub(super) struct Shelf(Option<PathBuf>);
+pub(super) struct RegistrationStore(Option<PathBuf>);
 
-impl Shelf {
+impl RegistrationStore {
     /// The shelf in a state directory; without one, nothing is stored.
     pub(super) fn below(state: Option<&Path>) -> Self {
         Self(state.map(|state| state.join(DIRECTORY)))
@@ -54,7 +54,7 @@ impl Shelf {
     pub(super) fn put(&self, id: &RecordId, json: String) -> io::Result<()> {
         let Some(directory) = &self.0 else { return Ok(()) };
         private_file::make_directory(directory)?;
-        let stored = Stored {
+        let stored = StoredRecord {
             head: FORM.head(),
             source: id.source,
             name: id.key.as_ref().into(),
@@ -117,7 +117,7 @@ fn read(path: &Path, limits: &RecordLimits) -> Result<(RecordId, Record), String
     // Another version may have other fields.
     let head = serde_json::from_slice(&bytes).map_err(unknown)?;
     FORM.accept(&head).map_err(|error| error.to_string())?;
-    let stored: Stored<'_> = serde_json::from_slice(&bytes).map_err(unknown)?;
+    let stored: StoredRecord<'_> = serde_json::from_slice(&bytes).map_err(unknown)?;
     let within = RecordLimits { record_bytes: FORM.bytes, ..limits.clone() };
     let (record, _) = Record::parse_within(&within, "instance.json", stored.record.get())
         .map_err(|error| error.to_string())?;
@@ -126,7 +126,7 @@ fn read(path: &Path, limits: &RecordLimits) -> Result<(RecordId, Record), String
 
 #[cfg(test)]
 mod tests {
-    use super::{DIRECTORY, FORM, Shelf, file_of, read};
+    use super::{DIRECTORY, FORM, RegistrationStore, file_of, read};
     use metadata_content::record::{Record, RecordLimits};
     use metadata_content::source::RecordSource;
     use metadata_feed::registry::RecordId;
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn a_record_is_read_back_until_it_is_removed() {
         let room = tempfile::tempdir().expect("a directory");
-        let shelf = Shelf::below(Some(room.path()));
+        let shelf = RegistrationStore::below(Some(room.path()));
         assert!(shelf.read(&RecordLimits::DEFAULT).is_empty(), "there is no directory yet");
         let ids = [("ns/a", RecordSource::Api), ("ns/a", RecordSource::Hook), ("ns-a", RecordSource::Api)];
         let ids = ids.map(|(name, source)| RecordId::new(source, name));
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn formats_of_every_release_are_read() {
         let room = tempfile::tempdir().expect("a directory");
-        let shelf = Shelf::below(Some(room.path()));
+        let shelf = RegistrationStore::below(Some(room.path()));
         let id = RecordId::new(RecordSource::Hook, "ns/web");
         shelf.put(&id, record("web").to_json().expect("JSON")).expect("written");
         let path = room.path().join(DIRECTORY).join(file_of(&id));
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn a_file_of_a_later_version_is_named_and_kept_when_the_vm_is_registered_again() {
         let room = tempfile::tempdir().expect("a directory");
-        let shelf = Shelf::below(Some(room.path()));
+        let shelf = RegistrationStore::below(Some(room.path()));
         let id = RecordId::new(RecordSource::Api, "web");
         let path = room.path().join(DIRECTORY).join(file_of(&id));
         let later = r#"{"xdp-imds":"instance","version":2,"records":["other fields"]}"#;
@@ -215,7 +215,7 @@ mod tests {
         );
         fs::create_dir(room.path().join(DIRECTORY)).expect("a directory");
         fs::write(room.path().join(DIRECTORY).join("hook-0.json"), &text).expect("written");
-        let shelf = Shelf::below(Some(room.path()));
+        let shelf = RegistrationStore::below(Some(room.path()));
         let id = RecordId::new(RecordSource::Hook, "ns/web");
         assert_eq!(shelf.read(&RecordLimits::DEFAULT), [(id.clone(), record("web"))]);
         shelf.put(&id, json).expect("written");
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn an_unusable_file_does_not_affect_the_others() {
         let room = tempfile::tempdir().expect("a directory");
-        let shelf = Shelf::below(Some(room.path()));
+        let shelf = RegistrationStore::below(Some(room.path()));
         let id = RecordId::new(RecordSource::Api, "good");
         shelf.put(&id, record("good").to_json().expect("JSON")).expect("written");
         for (name, text) in [
@@ -246,8 +246,10 @@ mod tests {
         let room = tempfile::tempdir().expect("a directory");
         fs::write(room.path().join(DIRECTORY), "in the way").expect("written");
         let (id, json) = (RecordId::new(RecordSource::Api, "a"), record("a").to_json().expect("JSON"));
-        Shelf::below(Some(room.path())).put(&id, json.clone()).expect_err("no directory can be made");
-        let none = Shelf::below(None);
+        RegistrationStore::below(Some(room.path()))
+            .put(&id, json.clone())
+            .expect_err("no directory can be made");
+        let none = RegistrationStore::below(None);
         none.put(&id, json).expect("kept in memory alone");
         assert!(none.read(&RecordLimits::DEFAULT).is_empty());
     }

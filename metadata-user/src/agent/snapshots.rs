@@ -14,7 +14,7 @@ use metadata_content::record::Record;
 use metadata_content::source::RecordSource;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
-use metadata_feed::snapshot::{self, SnapshotError, Written};
+use metadata_feed::snapshot::{self, SnapshotError, WriteResult};
 use metadata_state::save_queue::{SaveQueue, StateFile};
 
 /// How long records must not change before the snapshot is written.
@@ -117,8 +117,8 @@ impl Snapshots {
 
 fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<()> {
     match snapshot::write(path, records)? {
-        Written { records, left_out: 0 } => debug!(records, "snapshot written to {}", path.display()),
-        Written { records, left_out } => warn!(
+        WriteResult { records, left_out: 0 } => debug!(records, "snapshot written to {}", path.display()),
+        WriteResult { records, left_out } => warn!(
             records,
             left_out,
             "the snapshot {} has no room for all records: the others are not served after a restart without their source",

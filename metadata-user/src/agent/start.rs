@@ -10,11 +10,11 @@ use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, MAX_SLOTS};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
-use super::control::{ControlLoop, Ended, Started};
-use super::drain::Lingering;
+use super::control::{ControlLoop, EndReason, StartState};
+use super::drain::LingerResources;
 use super::endpoint::make_run;
 use super::handover::{HandoverState, Takeover};
-use super::node::{AnswerPublisher, Catalogue, Node, NodePorts, Reporter, TapGuard, Workers};
+use super::node::{AnswerPublisher, Node, NodePorts, RecordCatalogue, Reporter, TapGuard, Workers};
 use super::preflight;
 use super::reload::ConfigSource;
 use super::signals::Stop;
@@ -24,15 +24,15 @@ use crate::identity;
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::Store;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
-use metadata_datapath::link::{Both, HubTap};
+use metadata_datapath::link::{AlternatingSources, HubTap};
 use metadata_datapath::sandbox::{SandboxMode, SandboxStage};
 use metadata_datapath::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
 use metadata_datapath::worker::{WorkerConfig, WorkerHandle, WorkerLauncher};
 use metadata_feed::libvirt;
-use metadata_feed::room::Room;
+use metadata_feed::room::MemoryBudget;
 use metadata_serve::audit::Collector;
-use metadata_serve::{Handing, MetadataService};
-use metadata_steer::{Adopt, Hub, SteerConfig, Steering, hub_queues};
+use metadata_serve::{HandoverAnswers, MetadataService};
+use metadata_steer::{Hub, PreviousAgent, SteerConfig, Steering, hub_queues};
 
 /// How long to wait at the end for files that are being written.
 const LAST_WRITES: Duration = Duration::from_secs(5);
@@ -71,7 +71,8 @@ pub fn serve(config: Config, origin: ConfigSource, entry: TakeoverMode) -> anyho
     let identity = identity.map(|identity| identity::start(identity, config.sandbox)).transpose()?;
     // Threads inherit the sandbox, so it must be entered before a second thread starts.
     SandboxMode::from(config.sandbox).enter(SandboxStage::Start)?;
-    let lingering = (entry == TakeoverMode::TakeOver { linger: true }).then(Lingering::new).transpose()?;
+    let lingering =
+        (entry == TakeoverMode::TakeOver { linger: true }).then(LingerResources::new).transpose()?;
     let metrics = config.metrics;
     let takeover = entry != TakeoverMode::Alone;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -92,13 +93,13 @@ pub fn serve(config: Config, origin: ConfigSource, entry: TakeoverMode) -> anyho
         }
         let (node, handover) = start(&config, state, taking.as_ref())?;
         SandboxMode::from(config.sandbox).enter(SandboxStage::Serve)?;
-        let started = Started { node, handover, errands, taking, identity };
+        let started = StartState { node, handover, errands, taking, identity };
         ControlLoop::start(config, origin, started, signals).await?.run().await
     })?;
     // Feeds and file writers end with the runtime.
     runtime.shutdown_timeout(LAST_WRITES);
     match lingering {
-        Some(lingering) if ended == Ended::TakenOver => lingering.until_stopped(metrics),
+        Some(lingering) if ended == EndReason::TakenOver => lingering.until_stopped(metrics),
         _ => Ok(()),
     }
 }
@@ -119,7 +120,7 @@ fn start(
         answers: if config.answer_in_kernel { ANSWERS } else { 0 },
         key: CookieKey(rand::random()),
         pins: config.pins.clone(),
-        adopt: taking.map_or(Adopt::Alone, |taking| Adopt::TakeOver { side: taking.side() }),
+        adopt: taking.map_or(PreviousAgent::Alone, |taking| PreviousAgent::TakeOver { side: taking.side() }),
         mode: config.steer,
         hubs: config.workers,
         queues: hub_queues(),
@@ -135,7 +136,7 @@ fn start(
     for bound in steering.identities() {
         content.store().expect(bound.slot)?;
     }
-    let (handing, questions) = Handing::new(Arc::clone(&content));
+    let (handing, questions) = HandoverAnswers::new(Arc::clone(&content));
     let collector = Collector::open(&config.audit, steering.hubs().len())?;
     let mut tallies = Vec::new();
     let mut workers = Vec::new();
@@ -144,9 +145,9 @@ fn start(
         tallies.push(serve.tally());
         workers.push(spawn_worker(config, &mut steering, serve, key, &hub)?);
     }
-    let room = Room::new(config.record_bytes());
+    let room = MemoryBudget::new(config.record_bytes());
     info!(bytes = room.usage().limit, "memory for records");
-    let catalogue = Catalogue::new(state, room, &config.ports);
+    let catalogue = RecordCatalogue::new(state, room, &config.ports);
     let (answers, guard) =
         (AnswerPublisher::new(content, collector), TapGuard::new(config.guard, &config.hub));
     let ports = NodePorts::new(steering, answers, Workers::new(workers), guard, catalogue.plan());
@@ -158,7 +159,7 @@ fn start(
 fn spawn_worker(
     config: &Config,
     steering: &mut Steering,
-    serve: MetadataService<Handing>,
+    serve: MetadataService<HandoverAnswers>,
     key: CookieKey,
     hub: &Hub,
 ) -> anyhow::Result<WorkerHandle<StackStats>> {
@@ -186,7 +187,8 @@ fn spawn_worker(
     };
     Ok(match steering.take_ring(hub.number) {
         Some(ring) => {
-            let both = Both::new(sockets, ring).context("waiting for two sources of frames at once")?;
+            let both = AlternatingSources::new(sockets, ring)
+                .context("waiting for two sources of frames at once")?;
             WorkerLauncher::spawn(worker, both, tap, stack)?
         }
         None => WorkerLauncher::spawn(worker, sockets, tap, stack)?,

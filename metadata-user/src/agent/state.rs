@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use super::shelf::Shelf;
+use super::shelf::RegistrationStore;
 use crate::config::Config;
 use crate::delivery::{self, Deliveries};
 use crate::metrics;
@@ -23,7 +23,7 @@ use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError};
 use metadata_state::asked::{self, DialectsByUuid};
 use metadata_state::mailboxes::{self, FormerRecords, Mailboxes};
-use metadata_state::save_queue::{SaveQueue, StateFile, Unsaved};
+use metadata_state::save_queue::{SaveQueue, StateFile, UnsavedFiles};
 use metadata_state::token_file;
 
 /// The key file's name in the state directory.
@@ -100,7 +100,7 @@ fn former_records(state: &Path) -> FormerRecords {
     if !records.iter().any(|(id, _)| id.source.is_of_tenants()) {
         return former;
     }
-    let registered = Shelf::below(Some(state)).read(&RecordLimits::DEFAULT);
+    let registered = RegistrationStore::below(Some(state)).read(&RecordLimits::DEFAULT);
     let registered = registered.into_iter().filter(|(_, record)| record.vm.owner.is_none());
     let registered = registered.map(|(id, record)| (id, record.vm.uuid.to_string()));
     for (RecordId { source, key }, uuid) in records.into_iter().chain(registered) {
@@ -257,7 +257,7 @@ impl NodeState {
 
     /// Writes everything that is not on disk yet, before the agent ends or hands over. Returns what guests wrote and
     /// the disk refused.
-    pub fn save(&self) -> Option<Unsaved> {
+    pub fn save(&self) -> Option<UnsavedFiles> {
         self.save_asked();
         self.saves.flush();
         self.saves.unsaved(StateFile::is_of_guest)

@@ -53,12 +53,12 @@ impl<'de> Deserialize<'de> for PortSpec {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Raw {
+        struct RawPort {
             ifname: String,
             netns: Option<String>,
             mac: Option<String>,
         }
-        let raw = Raw::deserialize(deserializer)?;
+        let raw = RawPort::deserialize(deserializer)?;
         let mac = raw.mac.map(|mac| mac.parse::<Mac>()).transpose().map_err(serde::de::Error::custom)?;
         Self::checked(raw.ifname, raw.netns, mac).map_err(serde::de::Error::custom)
     }

@@ -123,14 +123,14 @@ fn bytes(text: &str) -> Result<usize, String> {
 pub(super) fn bytes_field<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "expected bytes such as 536870912 or `512MiB`")]
-    enum Written {
+    enum NumberOrText {
         Number(usize),
         Text(String),
     }
-    match Option::<Written>::deserialize(from)? {
+    match Option::<NumberOrText>::deserialize(from)? {
         None => Ok(None),
-        Some(Written::Number(number)) => Ok(Some(number)),
-        Some(Written::Text(text)) => bytes(&text).map(Some).map_err(serde::de::Error::custom),
+        Some(NumberOrText::Number(number)) => Ok(Some(number)),
+        Some(NumberOrText::Text(text)) => bytes(&text).map(Some).map_err(serde::de::Error::custom),
     }
 }
 

@@ -9,7 +9,7 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use metadata_signer::Algorithm;
-use metadata_signer::wire::Published;
+use metadata_signer::wire::PublishedKeys;
 use serde_json::{Value, json};
 
 use crate::config::IdentityConfig;
@@ -42,7 +42,7 @@ pub struct Publication {
     issuer: String,
     jwks_uri: String,
     algorithm: Algorithm,
-    published: Mutex<Published>,
+    published: Mutex<PublishedKeys>,
     ended: AtomicBool,
     refused: AtomicBool,
 }
@@ -78,12 +78,12 @@ impl Publication {
         }
     }
 
-    fn published(&self) -> MutexGuard<'_, Published> {
+    fn published(&self) -> MutexGuard<'_, PublishedKeys> {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Replaces the keys. Returns true if one that was published is no longer.
-    pub fn set(&self, published: Published) -> bool {
+    pub fn set(&self, published: PublishedKeys) -> bool {
         self.refused.store(false, Ordering::Relaxed);
         let mut own = self.published();
         let is_there = |key: &Value| has_key(&published.jwks, key);

@@ -3,7 +3,7 @@
 use metadata_common::verdict::Verdict;
 
 use super::exposition::{Exposition, MetricType, Seconds};
-use super::{Attaching, BackgroundCounters, LAG_BOUNDS, Reloads, Snapshot};
+use super::{AttachHistogram, BackgroundCounters, LAG_BOUNDS, Reloads, Snapshot};
 use crate::identity::SignerReport;
 use metadata_base::share::{ShareReport, Tenant};
 use metadata_content::identity::IdentityCounts;
@@ -100,7 +100,7 @@ pub(super) fn attachments<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
     );
 }
 
-fn attaching(Attaching { count, total, median, lag }: &Attaching, out: &mut Exposition) {
+fn attaching(AttachHistogram { count, total, median, lag }: &AttachHistogram, out: &mut Exposition) {
     let (name, help) = ("xdp_imds_attached_total", "Ports attached since the start.");
     out.family(name, help, MetricType::Counter, [(NONE, *count)]);
     let (name, help) =

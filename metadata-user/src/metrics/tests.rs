@@ -1,6 +1,6 @@
 use super::{
-    Attaching, BackgroundCounters, Exposition, HubMetrics, Lag, MetricType, ProcessMetrics, Reloads,
-    Snapshot, render,
+    AttachHistogram, BackgroundCounters, BindHistogram, Exposition, HubMetrics, MetricType, ProcessMetrics,
+    Reloads, Snapshot, render,
 };
 use crate::identity::SignerReport;
 use metadata_base::share::{ShareReport, Tenant};
@@ -63,7 +63,7 @@ fn text() -> String {
     let hubs =
         [hub(0, &[("segments", 41)][..], &[("connections", 42)][..]), hub(1, &[("segments", 43)], &[])];
     let verdicts = [("steered", 51), ("drop_unknown_mac", 52)];
-    let mut lag = Lag::default();
+    let mut lag = BindHistogram::default();
     for millis in [1, 30, 99_000] {
         lag.waited(Duration::from_millis(millis));
     }
@@ -80,7 +80,7 @@ fn text() -> String {
         tallies: &[Arc::new(WorkerCounts::default())],
         audit: Some(AuditCounts { written: 81, sampled: 82, queue_full: 83, write_failed: 84 }),
         process: ProcessMetrics::read(),
-        attaching: Attaching { lag, ..Attaching::default() },
+        attaching: AttachHistogram { lag, ..AttachHistogram::default() },
         rendering: Duration::ZERO,
         records_rejected: 64,
         room: Usage { limit: 1 << 30, used: 1 << 20, refusals: 3 },
@@ -274,7 +274,7 @@ fn a_family_without_samples_is_left_out() {
         tallies: &[],
         audit: None,
         process: None,
-        attaching: Attaching::default(),
+        attaching: AttachHistogram::default(),
         rendering: Duration::ZERO,
         errands: BackgroundCounters::default(),
         refused_by_ports: 0,

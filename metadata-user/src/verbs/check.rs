@@ -185,7 +185,7 @@ fn each(
     mut take: impl FnMut(CheckedRecord) -> io::Result<()>,
 ) -> anyhow::Result<Findings> {
     let (dir, names) = directory::files(path)?;
-    let (interner, seen) = (Interner::new(), Seen::default());
+    let (interner, seen) = (Interner::new(), EarlierRecords::default());
     let mut check = Check { dir, limits, paths, interner, seen };
     let mut findings = Findings::default();
     for name in &names {
@@ -206,7 +206,7 @@ fn count(number: usize, what: &str) -> String {
 
 /// The owners and MACs of earlier records, with the name of the record.
 #[derive(Default)]
-struct Seen {
+struct EarlierRecords {
     owners: HashMap<Owner, String>,
     macs: HashMap<NicMac, Vec<(Option<PortName>, String)>>,
 }
@@ -216,7 +216,7 @@ struct Check<'a> {
     limits: &'a RecordLimits,
     paths: bool,
     interner: Interner,
-    seen: Seen,
+    seen: EarlierRecords,
 }
 
 impl Check<'_> {

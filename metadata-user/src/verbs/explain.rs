@@ -19,7 +19,7 @@ use metadata_content::http::target::normalise;
 use metadata_content::http::{Headers, Method, Request, Response};
 use metadata_content::record::RecordLimits;
 use metadata_content::store::{
-    Endpoint, Explained, Host, Interner, LiveOutcome, LiveRequest, Responses, Route, VmState,
+    Endpoint, Host, Interner, LiveOutcome, LiveRequest, LookupExplanation, Responses, Route, VmState,
 };
 
 use super::record_file;
@@ -231,7 +231,7 @@ fn explain(
     into: &mut Explanation,
 ) {
     match responses.explain(Host::at(connection.local), request) {
-        Explained::Route { path, route, rest } => {
+        LookupExplanation::Route { path, route, rest } => {
             into.route = Some(explained(path, route));
             let call = LiveRequest { now, connection, request, rest, vm: responses.vm(), parked: None };
             for guard in route.guards() {
@@ -246,10 +246,10 @@ fn explain(
                 Endpoint::Live(live) => format!("for each request: {}", live.about()),
             });
         }
-        Explained::Others { routes } => {
+        LookupExplanation::Others { routes } => {
             into.others = routes.into_iter().map(|(path, route)| explained(path, route)).collect();
         }
-        Explained::Nothing => {}
+        LookupExplanation::Nothing => {}
     }
 }
 

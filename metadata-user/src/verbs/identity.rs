@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use metadata_datapath::sandbox::{SandboxMode, SandboxStage};
-use metadata_signer::jwt::{self, Joined};
+use metadata_signer::jwt::{self, JoinedKeySet};
 use metadata_signer::{Algorithm, KeyDirectory, Rotation, SigningKey, directory};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -128,7 +128,7 @@ fn print_jwks(
     spiffe: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
-    let mut joined = Joined::default();
+    let mut joined = JoinedKeySet::default();
     paths.iter().try_for_each(|path| add(&mut joined, path, algorithm))?;
     let set = if spiffe { joined.into_bundle()? } else { joined.into_set() };
     serde_json::to_writer_pretty(&mut *out, &set)?;
@@ -137,7 +137,7 @@ fn print_jwks(
 }
 
 /// Adds the public keys of a directory or a file.
-fn add(joined: &mut Joined, path: &Path, algorithm: Algorithm) -> anyhow::Result<()> {
+fn add(joined: &mut JoinedKeySet, path: &Path, algorithm: Algorithm) -> anyhow::Result<()> {
     let set = if path.is_dir() { of_directory(path, algorithm)? } else { of_file(path)? };
     joined.add(&set).with_context(|| format!("reading {}", path.display()))
 }

@@ -54,7 +54,7 @@ pub struct Register {
     #[arg(long, value_name = "ETAG", value_parser = entity_tag)]
     if_match: Option<String>,
     #[command(flatten)]
-    common: Common,
+    common: CommonArgs,
 }
 
 /// A [`RecordSource`] on the command line.
@@ -86,17 +86,17 @@ impl From<SourceWord> for RecordSource {
 
 /// The options of `xdp-imds ls`.
 #[derive(clap::Args, Debug)]
-pub struct Ls {
+pub struct LsArgs {
     /// List only instances of this source.
     #[arg(long, value_name = "SOURCE", value_enum)]
     source: Option<SourceWord>,
     #[command(flatten)]
-    common: Common,
+    common: CommonArgs,
 }
 
 /// The options of `xdp-imds get`.
 #[derive(clap::Args, Debug)]
-pub struct Get {
+pub struct GetArgs {
     /// The instance's name, `SOURCE/NAME`, or the name or UUID of its VM.
     #[arg(value_name = "NAME")]
     name: String,
@@ -104,7 +104,7 @@ pub struct Get {
     #[arg(long, value_name = "SOURCE", value_enum)]
     source: Option<SourceWord>,
     #[command(flatten)]
-    common: Common,
+    common: CommonArgs,
 }
 
 /// The options of `xdp-imds rm`.
@@ -120,7 +120,7 @@ pub struct Rm {
     #[arg(long, conflicts_with = "if_match")]
     force: bool,
     #[command(flatten)]
-    common: Common,
+    common: CommonArgs,
 }
 
 /// The options of `xdp-imds clear`.
@@ -133,12 +133,12 @@ pub struct Clear {
     #[arg(long, value_name = "SOURCE", value_enum)]
     source: Option<SourceWord>,
     #[command(flatten)]
-    common: Common,
+    common: CommonArgs,
 }
 
 /// The options of all these verbs.
 #[derive(clap::Args, Debug)]
-struct Common {
+struct CommonArgs {
     #[command(flatten)]
     agent: Agent,
     /// Print JSON, for problems too.
@@ -210,7 +210,7 @@ fn is_no_agent(failure: &RegistrationError) -> bool {
     matches!(failure, RegistrationError::Client(ClientError::NoAgent { .. }))
 }
 
-impl Ls {
+impl LsArgs {
     /// Lists instances. Returns the exit code.
     ///
     /// # Errors
@@ -221,7 +221,7 @@ impl Ls {
     }
 }
 
-impl Get {
+impl GetArgs {
     /// Shows an instance. Returns the exit code.
     ///
     /// # Errors
@@ -325,7 +325,7 @@ impl Clear {
     }
 }
 
-impl Common {
+impl CommonArgs {
     /// Prints the outcome. Returns its exit code.
     fn finish<T: serde::Serialize>(
         &self,

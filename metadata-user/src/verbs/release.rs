@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use metadata_base::printable::{Printable, counted};
-use metadata_steer::{PinsError, RELEASE_GRACE, Released, release, release_hubs};
+use metadata_steer::{PinsError, RELEASE_GRACE, ReleaseSummary, release, release_hubs};
 
 use super::exit::{Exit, ExitError};
 
@@ -28,8 +28,8 @@ pub fn run(pins: Option<&Path>, hub: &str, force: bool, out: &mut dyn Write) -> 
     }
 }
 
-fn pinned(pins: &Path, released: &Released, out: &mut dyn Write) -> anyhow::Result<()> {
-    let Released { links, maps, agent_runs } = released;
+fn pinned(pins: &Path, released: &ReleaseSummary, out: &mut dyn Write) -> anyhow::Result<()> {
+    let ReleaseSummary { links, maps, agent_runs } = released;
     match (links, maps) {
         (0, 0) => writeln!(out, "nothing is pinned in {}", Printable(pins.display()))?,
         _ if *agent_runs => writeln!(

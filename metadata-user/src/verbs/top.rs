@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use metadata_control::status;
-use metadata_control::top::{LISTED_MOST, Sort, TopQuery};
-use metadata_screen::terminal::{self, Ends};
-use metadata_screen::{Documents, Screen, Shown, TerminalStyle, ViewQuery, fetch, plain};
+use metadata_control::top::{LISTED_MOST, TopQuery, VmOrder};
+use metadata_screen::terminal::{self, EndConditions};
+use metadata_screen::{Documents, Screen, ScreenContent, TerminalStyle, ViewQuery, fetch, plain};
 
 use super::exit::{Exit, ExitError};
 use super::which;
@@ -44,7 +44,7 @@ pub struct TopArgs {
     interval: Duration,
     /// The order of VMs.
     #[arg(long, value_name = "ORDER", default_value = "newest",
-          value_parser = clap::builder::PossibleValuesParser::new(Sort::ALL.map(Sort::name)))]
+          value_parser = clap::builder::PossibleValuesParser::new(VmOrder::ALL.map(VmOrder::name)))]
     sort: String,
     /// Show only VMs with this text in their name, UUID, port, MAC, dialect or stage.
     #[arg(long, value_name = "TEXT", default_value = "")]
@@ -62,14 +62,14 @@ impl TopArgs {
     fn query(&self) -> TopQuery {
         TopQuery {
             limit: self.limit.map(Into::into),
-            sort: Sort::ALL.into_iter().find(|sort| sort.name() == self.sort).unwrap_or_default(),
+            sort: VmOrder::ALL.into_iter().find(|sort| sort.name() == self.sort).unwrap_or_default(),
             filter: self.filter.clone(),
             ..TopQuery::default()
         }
     }
 
     fn screen(&self) -> Screen {
-        let shown = self.guest.clone().map_or(Shown::Node, Shown::Vm);
+        let shown = self.guest.clone().map_or(ScreenContent::Node, ScreenContent::Vm);
         Screen { shown, ..Screen::new(self.query()) }
     }
 }
@@ -99,7 +99,7 @@ pub fn run(arguments: &TopArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         return print_often(arguments, look, ask, out);
     }
     terminal::exit_on_hang_up()?;
-    Ok(terminal::run(arguments.screen(), look, arguments.interval, Box::new(ask), Ends::default())?)
+    Ok(terminal::run(arguments.screen(), look, arguments.interval, Box::new(ask), EndConditions::default())?)
 }
 
 /// Prints the document that the agent makes: a list of pages if the arguments name a VM.

@@ -107,9 +107,9 @@ async fn trace(arguments: &TraceArgs, answer: StreamedResponse, out: &mut dyn Wr
         let Ok(line) = line else { break Some("the agent is silent".to_owned()) };
         let Some(line) = line.context("reading the trace")? else { break Some("the agent has ended".into()) };
         match seen.line(&line, out)? {
-            Go::On => {}
-            Go::Enough => break None,
-            Go::Ended(reason) => break Some(reason),
+            LineOutcome::On => {}
+            LineOutcome::Enough => break None,
+            LineOutcome::Ended(reason) => break Some(reason),
         }
     };
     // The agent ends the trace when this connection closes.
@@ -142,7 +142,7 @@ fn ask(arguments: &TraceArgs) -> anyhow::Result<StreamedResponse> {
 }
 
 /// What to do after a line.
-enum Go {
+enum LineOutcome {
     On,
     Enough,
     Ended(String),
@@ -169,14 +169,14 @@ impl TraceOutput {
         Ok(Self { tally: TraceCounts::default(), json, left, file, capture: None })
     }
 
-    fn line(&mut self, line: &str, out: &mut dyn Write) -> anyhow::Result<Go> {
+    fn line(&mut self, line: &str, out: &mut dyn Write) -> anyhow::Result<LineOutcome> {
         // An empty line shows that the agent still runs. Without frames nothing is written that would show that the
         // reader has gone.
         if line.is_empty() && output::has_no_reader() {
-            return Ok(Go::Enough);
+            return Ok(LineOutcome::Enough);
         }
         // A newer agent may send lines of an unknown kind.
-        let Ok(line) = serde_json::from_str(line) else { return Ok(Go::On) };
+        let Ok(line) = serde_json::from_str(line) else { return Ok(LineOutcome::On) };
         match line {
             TraceLine::Begin { schema, .. } if schema != SCHEMA => {
                 bail!(
@@ -226,14 +226,14 @@ impl TraceOutput {
                 if let Some(left) = &mut self.left {
                     *left = left.saturating_sub(1);
                     if *left == 0 {
-                        return Ok(Go::Enough);
+                        return Ok(LineOutcome::Enough);
                     }
                 }
             }
-            TraceLine::End { reason } => return Ok(Go::Ended(reason)),
+            TraceLine::End { reason } => return Ok(LineOutcome::Ended(reason)),
         }
         out.flush()?;
-        Ok(Go::On)
+        Ok(LineOutcome::On)
     }
 
     fn end(self, reason: Option<&str>, out: &mut dyn Write) -> io::Result<()> {

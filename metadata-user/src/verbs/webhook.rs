@@ -23,7 +23,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
-use metadata_listen::{ConnectionLimit, Stay, WhenFull};
+use metadata_listen::{ConnectionLimit, EvictionGuard, WhenFull};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
@@ -36,7 +36,7 @@ use tracing::{debug, info, warn};
 use crate::http_connection::{self, HttpLimits};
 use certificate::Certificate;
 pub use certificate::WebhookCertificateError;
-pub use review::{Judge, ReviewError, Reviewed, answer};
+pub use review::{DecideChanges, ReviewError, ReviewResponse, answer};
 
 /// Maximum size of a review, in bytes. A review holds the object before and after the change, and the API server
 /// limits the size of each.
@@ -160,7 +160,7 @@ impl Server {
 
 fn app() -> Router {
     let large = Arc::new(Semaphore::new(LARGE_BODIES));
-    let by = |judge: Judge| {
+    let by = |judge: DecideChanges| {
         let large = Arc::clone(&large);
         post(move |fields: HeaderMap, body: Body| async move { mutate(fields, body, &large, judge).await })
     };
@@ -170,7 +170,7 @@ fn app() -> Router {
         .route("/healthz", get(async || "ok\n"))
 }
 
-async fn mutate(fields: HeaderMap, body: Body, large: &Semaphore, judge: Judge) -> Response {
+async fn mutate(fields: HeaderMap, body: Body, large: &Semaphore, judge: DecideChanges) -> Response {
     let announced =
         fields.get(header::CONTENT_LENGTH).and_then(|text| text.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|bytes| bytes > BODY_MAX) {
@@ -189,7 +189,7 @@ async fn mutate(fields: HeaderMap, body: Body, large: &Semaphore, judge: Judge) 
         Err(_) => return (StatusCode::REQUEST_TIMEOUT, "the body is late\n").into_response(),
     };
     match answer(&body, judge) {
-        Ok(Reviewed { body, changed }) => {
+        Ok(ReviewResponse { body, changed }) => {
             if let Some((vm, paths)) = changed {
                 info!(vm, ?paths, "set");
             }
@@ -206,7 +206,7 @@ fn too_large() -> Response {
     (StatusCode::PAYLOAD_TOO_LARGE, format!("expected at most {BODY_MAX} bytes\n")).into_response()
 }
 
-async fn attend(stream: TcpStream, tls: TlsAcceptor, app: Router, stay: Stay) {
+async fn attend(stream: TcpStream, tls: TlsAcceptor, app: Router, stay: EvictionGuard) {
     const LIMITS: HttpLimits =
         HttpLimits { head_within: HEAD_WITHIN, head_max: HEAD_MAX, life: LIFE, end_within: END_WITHIN };
     let peer = stream.peer_addr().ok();

@@ -106,7 +106,7 @@ pub(crate) fn set_aside(path: &Path, version: u32) -> io::Result<()> {
 
 /// What [`StateFileKind::write`] wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct WriteResult {
     /// Entries in the file.
     pub records: usize,
     /// Entries omitted because of the limit.
@@ -157,10 +157,10 @@ impl StateFileKind {
         &self,
         entries: impl IntoIterator<Item = io::Result<Vec<u8>>>,
         out: impl Write,
-    ) -> io::Result<Written> {
-        let mut out = Digesting { out, bytes: 0, hash: Sha256::new() };
+    ) -> io::Result<WriteResult> {
+        let mut out = DigestWriter { out, bytes: 0, hash: Sha256::new() };
         out.line(&serde_json::to_vec(&self.head())?)?;
-        let mut written = Written { records: 0, left_out: 0 };
+        let mut written = WriteResult { records: 0, left_out: 0 };
         for entry in entries {
             let line = entry?;
             if out.bytes + line.len() + 1 + TAIL > self.bytes {
@@ -241,13 +241,13 @@ impl StateFileKind {
 }
 
 /// Counts and digests what it writes.
-struct Digesting<W> {
+struct DigestWriter<W> {
     out: W,
     bytes: usize,
     hash: Sha256,
 }
 
-impl<W: Write> Digesting<W> {
+impl<W: Write> DigestWriter<W> {
     fn line(&mut self, line: &[u8]) -> io::Result<()> {
         for piece in [line, b"\n"] {
             self.out.write_all(piece)?;

@@ -63,14 +63,14 @@ pub struct Mailboxes {
     /// The records of the UUIDs by which an earlier release named files.
     former: Mutex<FormerRecords>,
     /// Files of an earlier release that are loaded and not taken over yet, by owner.
-    pending: Mutex<HashMap<Owner, Former>>,
+    pending: Mutex<HashMap<Owner, FormerFile>>,
     /// No other agent writes to the files any more.
     in_charge: AtomicBool,
 }
 
 /// A file that an earlier release named by the VM's UUID.
 #[derive(Clone, Debug)]
-struct Former {
+struct FormerFile {
     uuid: String,
     /// Where the file waits for its record.
     waiting: PathBuf,
@@ -119,7 +119,7 @@ impl Mailboxes {
         self.get_or_take_over(owner, None)
     }
 
-    fn get_or_take_over(&self, owner: &Owner, former: Option<Former>) -> Arc<Mailbox> {
+    fn get_or_take_over(&self, owner: &Owner, former: Option<FormerFile>) -> Arc<Mailbox> {
         let mut table = locked(&self.table);
         if let Some(mailbox) = table.get(owner.as_str()) {
             return Arc::clone(mailbox);
@@ -254,7 +254,7 @@ impl Mailboxes {
         }
     }
 
-    fn load(&self, owner: &Owner, former: Option<Former>) -> StoredMailbox {
+    fn load(&self, owner: &Owner, former: Option<FormerFile>) -> StoredMailbox {
         let vm = owner.as_str();
         let Some(disk) = &self.disk else { return StoredMailbox::in_memory(vm) };
         let path = disk.file(vm);
@@ -267,7 +267,7 @@ impl Mailboxes {
         };
         let state = found.unwrap_or_else(|error| {
             self.loads_failed.fetch_add(1, Ordering::Relaxed);
-            if let Unreadable::Version(error) = &error {
+            if let StateFileError::Version(error) = &error {
                 tracing::warn!(vm, %error, "the VM's mailbox starts empty");
                 return MailboxState::default();
             }
@@ -302,7 +302,7 @@ fn stem(owner: &str) -> String {
 
 /// Why a state file cannot be used.
 #[derive(Debug, thiserror::Error)]
-enum Unreadable {
+enum StateFileError {
     /// It cannot be read, or is no mailbox.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -316,17 +316,17 @@ enum Unreadable {
 }
 
 /// Reads the state file of an owner; a missing file is an empty state.
-fn read(path: &Path, owner: &str) -> Result<MailboxState, Unreadable> {
+fn read(path: &Path, owner: &str) -> Result<MailboxState, StateFileError> {
     let Some(state) = read_any(path)? else { return Ok(MailboxState::default()) };
     let is_its_own = state.owner() == Some(owner).filter(|owner| !is_uuid(owner));
-    if is_its_own { Ok(state) } else { Err(Unreadable::Owner) }
+    if is_its_own { Ok(state) } else { Err(StateFileError::Owner) }
 }
 
-fn read_any(path: &Path) -> Result<Option<MailboxState>, Unreadable> {
+fn read_any(path: &Path) -> Result<Option<MailboxState>, StateFileError> {
     let Some(text) = private_file::read(path, FILE_BYTES)? else { return Ok(None) };
     if let Some(found) = MailboxState::version_of(&text).filter(|found| *found != MailboxState::VERSION) {
         let (oldest, newest) = (MailboxState::VERSION, MailboxState::VERSION);
-        return Err(Unreadable::Version(OtherVersion { kind: "a mailbox", found, oldest, newest }));
+        return Err(StateFileError::Version(OtherVersion { kind: "a mailbox", found, oldest, newest }));
     }
     // The parser's message could repeat a password.
     let place = |error: serde_json::Error| {

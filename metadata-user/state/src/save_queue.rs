@@ -63,7 +63,7 @@ impl fmt::Display for StateFile {
 
 /// Files that could not be written, as one line for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unsaved {
+pub struct UnsavedFiles {
     /// Number of files.
     pub count: usize,
     /// The first [`NAMED_MOST`] files.
@@ -74,7 +74,7 @@ pub struct Unsaved {
     pub reason: String,
 }
 
-impl fmt::Display for Unsaved {
+impl fmt::Display for UnsavedFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { count, named, since, reason } = self;
         write!(f, "not on disk for {} s: ", since.as_secs())?;
@@ -131,8 +131,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl SaveQueue {
-    /// Queues a write, and replaces the queued write of this file. Never waits for a disk. If the last write of the file
-    /// failed, this one waits for the end of the pause.
+    /// Queues a write, and replaces the queued write of this file. Never waits for a disk. If the last write of the
+    /// file failed, this one waits for the end of the pause.
     pub fn submit(&self, file: StateFile, write: impl FnMut() -> io::Result<()> + Send + 'static) {
         locked(&self.0.queue).writes.insert(file, Box::new(write));
         self.0.wake.notify_one();
@@ -170,11 +170,11 @@ impl SaveQueue {
 
     /// Files that could not be written and that `wanted` selects.
     #[must_use]
-    pub fn unsaved(&self, wanted: impl Fn(&StateFile) -> bool) -> Option<Unsaved> {
+    pub fn unsaved(&self, wanted: impl Fn(&StateFile) -> bool) -> Option<UnsavedFiles> {
         let queue = locked(&self.0.queue);
         let failures = || queue.failures.iter().filter(|(file, _)| wanted(file));
         let (_, first) = failures().min_by_key(|(_, failure)| failure.since)?;
-        Some(Unsaved {
+        Some(UnsavedFiles {
             count: failures().count(),
             named: failures().map(|(file, _)| file.clone()).take(NAMED_MOST).collect(),
             since: first.since.elapsed(),

@@ -13,11 +13,11 @@ use metadata_common::maps::{Identity, InheritedState, MAX_SLOTS, PortKey, Slot};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::attach::AttachError;
-use super::counters::Looks;
+use super::counters::DevicePoll;
 use super::held::{HeldLink, replace_tcx, replace_xdp};
 use super::mode::Programs;
-use super::pins::{LinkName, On, Pin, PinDirectory};
-use super::ports::{Attached, look, place};
+use super::pins::{LinkName, Pin, PinDirectory, PinnedProgram};
+use super::ports::{AttachedPort, look, place};
 use super::tables::SlotBinding;
 use super::{SteerError, Steering, object};
 use aya::programs::links::FdLink;
@@ -27,7 +27,7 @@ use metadata_links::netns::Cookie;
 
 /// Whether another agent runs with the same pins at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Adopt {
+pub enum PreviousAgent {
     /// No other agent runs with these pins; finding one is an error. The pins of an ended agent are inherited.
     #[default]
     Alone,
@@ -38,7 +38,7 @@ pub enum Adopt {
     },
 }
 
-impl Adopt {
+impl PreviousAgent {
     /// The side on which hubs are made.
     #[must_use]
     pub fn side(self) -> u32 {
@@ -65,9 +65,9 @@ pub struct BoundIdentity {
 }
 
 /// A port of the previous agent that is not attached here. During a takeover the previous agent still runs.
-pub(super) struct Inherited {
+pub(super) struct InheritedPort {
     pub(super) netns: u32,
-    pub(super) links: Vec<On>,
+    pub(super) links: Vec<PinnedProgram>,
     pub(super) slots: BTreeMap<Mac, Slot>,
 }
 
@@ -89,10 +89,9 @@ impl Steering {
             let each = slots.iter().map(move |(mac, slot)| (*mac, *slot)).collect::<Vec<_>>();
             each.into_iter().map(move |(mac, slot)| BoundIdentity { netns, cookie, ifindex, mac, slot })
         };
-        let named = self
-            .ports
-            .values()
-            .flat_map(|Attached { cookie, key, slots, .. }| bound(*cookie, key.netns, key.ifindex, slots));
+        let named = self.ports.values().flat_map(|AttachedPort { cookie, key, slots, .. }| {
+            bound(*cookie, key.netns, key.ifindex, slots)
+        });
         let inherited = self.inherited.iter().flat_map(|((cookie, ifindex), inherited)| {
             bound(*cookie, inherited.netns, *ifindex, &inherited.slots)
         });
@@ -153,7 +152,7 @@ impl Steering {
     }
 
     /// Releases an inherited port and returns the slots that are free then.
-    fn forget(&mut self, cookie: Cookie, ifindex: u32, inherited: Inherited) -> Vec<Slot> {
+    fn forget(&mut self, cookie: Cookie, ifindex: u32, inherited: InheritedPort) -> Vec<Slot> {
         let key = PortKey { netns: inherited.netns, ifindex };
         let (mut programs, mut is_off, mut freed) = (Programs::none(), true, Vec::new());
         for on in inherited.links {
@@ -190,16 +189,23 @@ impl Steering {
     }
 
     /// The pin of a program's link; `None` without pins.
-    pub(super) fn pin_of(&self, on: On, cookie: Cookie, key: PortKey) -> Option<Pin> {
+    pub(super) fn pin_of(&self, on: PinnedProgram, cookie: Cookie, key: PortKey) -> Option<Pin> {
         let name = LinkName { on, netns: key.netns, cookie, ifindex: key.ifindex };
         self.pins.as_ref().filter(|pins| !pins.are_released()).map(|pins| pins.link(name))
     }
 
     /// Replaces the program of a pinned link with ours.
-    pub(super) fn replace(&mut self, on: On, cookie: Cookie, path: &Pin) -> Result<FdLink, AttachError> {
+    pub(super) fn replace(
+        &mut self,
+        on: PinnedProgram,
+        cookie: Cookie,
+        path: &Pin,
+    ) -> Result<FdLink, AttachError> {
         match on {
-            On::Tcx => replace_tcx(path, self.object.classifier(cookie).map_err(AttachError::of)?),
-            On::Xdp | On::Hub => replace_xdp(path, self.object.port(cookie).map_err(AttachError::of)?),
+            PinnedProgram::Tcx => replace_tcx(path, self.object.classifier(cookie).map_err(AttachError::of)?),
+            PinnedProgram::Xdp | PinnedProgram::Hub => {
+                replace_xdp(path, self.object.port(cookie).map_err(AttachError::of)?)
+            }
         }
     }
 
@@ -210,9 +216,9 @@ impl Steering {
         port: &PortName,
         cookie: Cookie,
         ifindex: u32,
-        inherited: Inherited,
+        inherited: InheritedPort,
         closed: bool,
-    ) -> Result<Attached, SteerError> {
+    ) -> Result<AttachedPort, SteerError> {
         let key = PortKey { netns: inherited.netns, ifindex };
         match self.claim_inside(port, cookie, key, &inherited, closed) {
             Ok((programs, mtu)) => {
@@ -221,14 +227,14 @@ impl Steering {
                 self.bound.extend(bound);
                 tracing::debug!(%port, identities = inherited.slots.len(), "attached an inherited port");
                 let closed = self.tables.is_closed(key);
-                Ok(Attached {
+                Ok(AttachedPort {
                     cookie,
                     key,
                     slots: inherited.slots,
                     programs,
                     closed,
                     gone: false,
-                    looks: Looks::new(ifindex),
+                    looks: DevicePoll::new(ifindex),
                     mtu,
                 })
             }
@@ -244,7 +250,7 @@ impl Steering {
         port: &PortName,
         cookie: Cookie,
         key: PortKey,
-        inherited: &Inherited,
+        inherited: &InheritedPort,
         closed: bool,
     ) -> Result<(Programs, u32), SteerError> {
         let mut programs = Programs::none();
@@ -256,8 +262,8 @@ impl Steering {
                 programs.leave_to_pins();
                 // Load the program now, so that the takeover itself takes no time.
                 match on {
-                    On::Tcx => drop(self.object.classifier(cookie)?),
-                    On::Xdp | On::Hub => drop(self.object.port(cookie)?),
+                    PinnedProgram::Tcx => drop(self.object.classifier(cookie)?),
+                    PinnedProgram::Xdp | PinnedProgram::Hub => drop(self.object.port(cookie)?),
                 }
             }
             return Ok((programs, netlink::mtu(&port.ifname, key.ifindex)?));
@@ -275,7 +281,7 @@ impl Steering {
         port: &PortName,
         cookie: Cookie,
         key: PortKey,
-        links: &[On],
+        links: &[PinnedProgram],
         programs: &mut Programs,
     ) -> Result<(), SteerError> {
         for on in links {
@@ -349,11 +355,9 @@ impl Steering {
         if self.inherited.keys().any(|(cookie, _)| *cookie != self.home) {
             self.object.share()?;
         }
-        if self
-            .inherited
-            .iter()
-            .any(|((cookie, _), inherited)| *cookie != self.home && inherited.links.contains(&On::Tcx))
-        {
+        if self.inherited.iter().any(|((cookie, _), inherited)| {
+            *cookie != self.home && inherited.links.contains(&PinnedProgram::Tcx)
+        }) {
             self.object.share_classifier()?;
         }
         if self.taking_over {
@@ -378,8 +382,10 @@ impl Steering {
             let Some(path) = self.pins.as_ref().map(|pins| pins.link(name)) else { return };
             // A running agent owns its hubs; the hubs of an ended agent no longer exist.
             let stale = match on {
-                On::Hub => !self.taking_over && !self.hubs.iter().any(|hub| hub.inner_ifindex == ifindex),
-                On::Xdp | On::Tcx => !self.note_link(name),
+                PinnedProgram::Hub => {
+                    !self.taking_over && !self.hubs.iter().any(|hub| hub.inner_ifindex == ifindex)
+                }
+                PinnedProgram::Xdp | PinnedProgram::Tcx => !self.note_link(name),
             };
             // During a takeover the other agent owns all of them, and may be using this one.
             if stale && !self.taking_over {
@@ -416,7 +422,7 @@ impl Steering {
             Some(inherited) if inherited.netns == netns => inherited.links.push(on),
             Some(_) => return false,
             None if self.object.acquire_as(cookie, netns) => {
-                let inherited = Inherited { netns, links: vec![on], slots: BTreeMap::new() };
+                let inherited = InheritedPort { netns, links: vec![on], slots: BTreeMap::new() };
                 self.inherited.insert((cookie, ifindex), inherited);
             }
             None => return false,
@@ -487,7 +493,7 @@ impl Steering {
                 "inherited maps are replaced, connections and slots are lost: {reason}"
             );
         }
-        let places: Vec<(PortLocation, u32, Vec<On>)> = self
+        let places: Vec<(PortLocation, u32, Vec<PinnedProgram>)> = self
             .inherited
             .iter()
             .map(|(place, inherited)| (*place, inherited.netns, inherited.links.clone()))

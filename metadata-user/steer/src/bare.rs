@@ -17,14 +17,14 @@ use aya::programs::links::FdLink;
 use metadata_common::maps::program;
 
 use super::hub::HubDevice;
-use super::ports::Attached;
+use super::ports::AttachedPort;
 use super::tables::HomeDevice;
 use super::{SteerError, Steering, SteeringMode, loading, mode};
 use metadata_base::port::PortName;
 
 /// How answers reach the guest of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum AnswerPath {
     /// The device accepts redirected frames, or the kernel does not report whether it does.
     Redirect,
     /// A classifier delivers answers to the device, which accepts no redirected frames.
@@ -36,21 +36,21 @@ pub enum Way {
 impl Steering {
     /// How answers reach the guest of a port, as of the last check of its device.
     #[must_use]
-    pub fn way_to(&self, port: &PortName) -> Way {
+    pub fn way_to(&self, port: &PortName) -> AnswerPath {
         match self.ports.get(port) {
             Some(attached) if attached.looks.takes == Some(false) => {
                 if self.home_device(attached).is_some() {
-                    Way::Classifier
+                    AnswerPath::Classifier
                 } else {
-                    Way::None
+                    AnswerPath::None
                 }
             }
-            _ => Way::Redirect,
+            _ => AnswerPath::Redirect,
         }
     }
 
     /// The device of a port, if the classifier reaches it.
-    pub(super) fn home_device(&self, attached: &Attached) -> Option<HomeDevice> {
+    pub(super) fn home_device(&self, attached: &AttachedPort) -> Option<HomeDevice> {
         let by_classifier = attached.looks.takes == Some(false) || self.mode == SteeringMode::Tcx;
         let device = HomeDevice { ifindex: attached.key.ifindex, by_classifier };
         (self.has_classifiers && attached.cookie == self.home).then_some(device)

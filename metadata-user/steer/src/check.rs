@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use super::held::{HeldLink, LinkFault};
 use super::mode::Programs;
-use super::pins::{LinkName, On, Pin, PinDirectory, PinLocation, RELEASE_GRACE};
-use super::ports::Attached;
+use super::pins::{LinkName, Pin, PinDirectory, PinLocation, PinnedProgram, RELEASE_GRACE};
+use super::ports::AttachedPort;
 use super::{SteerError, Steering, attach, link, mode, object};
 use metadata_base::port::PortName;
 
@@ -382,8 +382,8 @@ impl Steering {
     }
 
     fn check_port(&mut self, port: &PortName) {
-        for on in [On::Xdp, On::Tcx] {
-            let Some(Attached { cookie, key, programs, gone: false, .. }) = self.ports.get(port) else {
+        for on in [PinnedProgram::Xdp, PinnedProgram::Tcx] {
+            let Some(AttachedPort { cookie, key, programs, gone: false, .. }) = self.ports.get(port) else {
                 return;
             };
             let (cookie, key) = (*cookie, *key);
@@ -412,11 +412,11 @@ impl Steering {
     fn repair(
         &mut self,
         port: &PortName,
-        on: On,
+        on: PinnedProgram,
         fault: LinkFault,
         pin: Option<Pin>,
     ) -> Result<(), SteerError> {
-        let Some(Attached { cookie, key, .. }) = self.ports.get(port) else { return Ok(()) };
+        let Some(AttachedPort { cookie, key, .. }) = self.ports.get(port) else { return Ok(()) };
         let (cookie, key) = (*cookie, *key);
         let held = match (fault, pin) {
             (LinkFault::Unpinned, Some(pin)) => {

@@ -4,7 +4,7 @@ use metadata_common::cookie::CookieKey;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
-use super::adopt::Adopt;
+use super::adopt::PreviousAgent;
 use super::mode::SteeringMode;
 
 /// How much one port may send to the metadata service.
@@ -49,7 +49,7 @@ pub struct SteerConfig {
     /// Where links and maps are pinned: a directory on a bpffs. It is made if its parent exists. `None` pins nothing.
     pub pins: Option<PathBuf>,
     /// Whether another agent runs with the same pins.
-    pub adopt: Adopt,
+    pub adopt: PreviousAgent,
     /// Which program steers ports.
     pub mode: SteeringMode,
     /// Number of hubs that share the slots, 1 to [`HUBS_OF_A_SIDE`](super::HUBS_OF_A_SIDE).
@@ -69,7 +69,7 @@ impl Default for SteerConfig {
             answers: 0,
             key: CookieKey([0; 2]),
             pins: None,
-            adopt: Adopt::Alone,
+            adopt: PreviousAgent::Alone,
             mode: SteeringMode::default(),
             hubs: 1,
             queues: 1,

@@ -181,14 +181,14 @@ pub struct Losses {
 
 /// State of a port's device at the last poll.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Looks {
+pub(super) struct DevicePoll {
     /// Total of rejected frames at that poll.
     refused: Option<u64>,
     /// Whether it accepts redirected frames; `None` if the kernel does not report it.
     pub(super) takes: Option<bool>,
 }
 
-impl Looks {
+impl DevicePoll {
     /// The state of a device that has just been attached.
     pub(super) fn new(ifindex: u32) -> Self {
         Self { refused: None, takes: takes_redirected(ifindex) }
@@ -244,8 +244,8 @@ impl Steering {
         next
     }
 
-    fn take_in(&mut self, found: &Look, changed: &mut Vec<PortName>) {
-        let Look { cookie, dropped, takers } = found;
+    fn take_in(&mut self, found: &NamespacePoll, changed: &mut Vec<PortName>) {
+        let NamespacePoll { cookie, dropped, takers } = found;
         for (ifindex, counts) in dropped {
             self.note(*cookie, *ifindex, *counts);
         }
@@ -281,21 +281,21 @@ impl Steering {
 }
 
 /// State of a namespace's devices at one moment.
-struct Look {
+struct NamespacePoll {
     cookie: Cookie,
     dropped: Vec<(u32, DroppedFrames)>,
     takers: Vec<(u32, bool)>,
 }
 
-fn look() -> Result<Look, SteerError> {
-    Ok(Look { cookie: netns::cookie()?, dropped: dropped()?, takers: all_takers() })
+fn look() -> Result<NamespacePoll, SteerError> {
+    Ok(NamespacePoll { cookie: netns::cookie()?, dropped: dropped()?, takers: all_takers() })
 }
 
 #[cfg(test)]
 mod tests {
     use metadata_common::verdict::Verdict;
 
-    use super::{Counters, DroppedFrames, Looks, dropped, features, general, statistics};
+    use super::{Counters, DevicePoll, DroppedFrames, dropped, features, general, statistics};
 
     #[test]
     fn each_verdict_has_its_own_count() {
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn only_frames_rejected_between_two_polls_count() {
-        let mut looks = Looks::default();
+        let mut looks = DevicePoll::default();
         assert_eq!(looks.note(7), 0, "before the first poll");
         assert_eq!(looks.note(7), 0);
         assert_eq!(looks.note(19), 12);

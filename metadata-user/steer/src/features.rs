@@ -153,7 +153,8 @@ impl Features {
             (*answer == Ok(false) && words.without.is_none()).then_some(words)
         };
         let missing: Vec<_> = self.0.iter().filter_map(lacks).collect();
-        let list = |pick: fn(&Words) -> &'static str| missing.iter().map(pick).collect::<Vec<_>>().join("; ");
+        let list =
+            |pick: fn(&FeatureText) -> &'static str| missing.iter().map(pick).collect::<Vec<_>>().join("; ");
         match missing.is_empty() {
             true => Ok(()),
             false => Err(SteerError::Lacks {
@@ -213,7 +214,7 @@ pub fn missing_helpers() -> Result<Vec<&'static str>, ProbeError> {
 
 /// A feature in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Words {
+pub struct FeatureText {
     /// The name of its check in `xdp-imds doctor`.
     pub check: &'static str,
     /// The feature.
@@ -230,7 +231,7 @@ pub struct Words {
 impl Feature {
     /// The feature in words.
     #[must_use]
-    pub const fn words(self) -> Words {
+    pub const fn words(self) -> FeatureText {
         let (check, what, gives, without, comes_with) = match self {
             Self::Bpf => ("kernel.bpf", "bpf(2)", "eBPF programs and maps", None, "CONFIG_BPF_SYSCALL"),
             Self::Xdp => (
@@ -311,7 +312,7 @@ impl Feature {
                 "Linux 5.9",
             ),
         };
-        Words { check, what, gives, without, comes_with }
+        FeatureText { check, what, gives, without, comes_with }
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::mem::offset_of;
 
 use super::object;
-use super::pins::{LinkName, On, PINS_VERSION};
+use super::pins::{LinkName, PINS_VERSION, PinnedProgram};
 
 /// A key or value of each kind with a different number in each field, as bytes.
 fn values() -> [(&'static str, Vec<u8>); 5] {
@@ -46,7 +46,7 @@ fn offsets() -> [(&'static str, Vec<(&'static str, usize)>); 2] {
 #[test]
 fn formats_of_pins_change_only_with_their_version() {
     let mut text = String::new();
-    for on in [On::Xdp, On::Tcx, On::Hub] {
+    for on in [PinnedProgram::Xdp, PinnedProgram::Tcx, PinnedProgram::Hub] {
         let link = LinkName { on, netns: 3, cookie: Cookie::from_number(0x1a2b), ifindex: 17 };
         writeln!(text, "links/{link}").expect("memory");
     }

@@ -16,7 +16,7 @@ use metadata_links::netns::Netns;
 /// Which taps are closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Guarded {
+pub enum ClosedTaps {
     /// Every tap without a record, as soon as it appears, in the agent's namespace and in those with served ports.
     All,
     /// None: the host's network forwards the frames of a guest without a record.

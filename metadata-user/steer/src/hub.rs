@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::adopt::Adopt;
+use super::adopt::PreviousAgent;
 use super::config::SteerConfig;
 use super::{HUB_PREFIX_MAX, HUB_QUEUES, HUBS_OF_A_SIDE, SteerError};
 use metadata_links::error::LinkError;
@@ -168,7 +168,7 @@ impl HubGuard {
     pub(super) fn create(&mut self, config: &SteerConfig, has_tcx: bool) -> Result<Vec<HubTaps>, SteerError> {
         let mut taps = Vec::new();
         let first = config.adopt.side() * HUBS_OF_A_SIDE;
-        if config.adopt == Adopt::Alone {
+        if config.adopt == PreviousAgent::Alone {
             check_absent(&config.hub, config.hubs..MAX_HUBS)?;
         }
         for number in first..first + config.hubs {
@@ -176,7 +176,7 @@ impl HubGuard {
             self.devices.push(devices);
             taps.push(tap);
         }
-        let last = if config.adopt == Adopt::Alone { MAX_HUBS } else { first + HUBS_OF_A_SIDE };
+        let last = if config.adopt == PreviousAgent::Alone { MAX_HUBS } else { first + HUBS_OF_A_SIDE };
         remove_left_over_hubs(&config.hub, first + config.hubs..last)?;
         Ok(taps)
     }

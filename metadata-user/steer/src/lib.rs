@@ -93,18 +93,18 @@ mod tables;
 mod takeover;
 mod trace;
 
-pub use adopt::{Adopt, BoundIdentity};
-pub use bare::Way;
+pub use adopt::{BoundIdentity, PreviousAgent};
+pub use bare::AnswerPath;
 pub use check::{AttachmentCheck, AttachmentFault, CHECK_EVERY, CHECKED_AT_ONCE};
 pub use claims::FlowClaimer;
 pub use config::{PortLimits, SteerConfig};
 pub use counters::Counters;
 pub use counters::{HubLosses, Losses, NAMESPACES_AT_ONCE};
 pub use error::SteerError;
-pub use guard::{Guarded, is_hub_tap};
+pub use guard::{ClosedTaps, is_hub_tap};
 pub use hub::{HUB_MTU, Hub, hub_queues, release_hubs};
-pub use mode::{BUSY, By, LOOKS_AT_ONCE, QUIET, SWITCHES_AT_ONCE, SteeringMode};
-pub use pins::{PINS_VERSION, PinsError, RELEASE_GRACE, Released, release};
+pub use mode::{BUSY, LOOKS_AT_ONCE, QUIET, SWITCHES_AT_ONCE, SteeringMode, SteeringProgram};
+pub use pins::{PINS_VERSION, PinsError, RELEASE_GRACE, ReleaseSummary, release};
 pub use ports::{DeviceLookup, exists};
 pub use rings::Ring;
 pub use trace::{TraceError, TraceSession};
@@ -120,7 +120,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use adopt::Inherited;
+use adopt::InheritedPort;
 use check::{Checks, HubLink};
 use failure::ProbeError;
 use features::{Feature, Features};
@@ -131,8 +131,8 @@ use metadata_datapath::afxdp::AllSentTable;
 use metadata_datapath::guest_devices::GuestDevices;
 use metadata_links::netns::{self, Cookie, Netns};
 use object::Object;
-use pins::{LinkName, On, PinDirectory};
-use ports::Attached;
+use pins::{LinkName, PinDirectory, PinnedProgram};
+use ports::AttachedPort;
 use tables::MapHandles;
 use trace::Logs;
 use trace::Traces;
@@ -148,11 +148,11 @@ pub const HUB_PREFIX_MAX: usize = 11;
 pub struct Steering {
     // Fields drop in this order: ports stop steering (unless pinned), then the hub's programs are detached, then its
     // devices are removed.
-    ports: BTreeMap<PortName, Attached>,
+    ports: BTreeMap<PortName, AttachedPort>,
     /// The ports by namespace and interface index.
     places: HashMap<(Cookie, u32), PortName>,
     /// Inherited ports that have not been attached yet, by namespace and interface index.
-    inherited: BTreeMap<(Cookie, u32), Inherited>,
+    inherited: BTreeMap<(Cookie, u32), InheritedPort>,
     /// Another agent still owns the ports.
     taking_over: bool,
     links: Vec<HubLink>,
@@ -210,7 +210,7 @@ impl Steering {
     /// Makes the hub in the calling thread's namespace and loads the programs. Ports can be attached afterwards.
     ///
     /// It replaces hub devices that a killed agent left behind, and inherits what that agent pinned. With
-    /// [`Adopt::TakeOver`] the pins belong to a running agent until [`Steering::take_over_all`].
+    /// [`PreviousAgent::TakeOver`] the pins belong to a running agent until [`Steering::take_over_all`].
     ///
     /// # Errors
     /// A wrong configuration, a missing privilege or kernel feature, or a hub name or pins in use. Nothing remains
@@ -240,7 +240,7 @@ impl Steering {
         if config.adopt.side() > 1 {
             return Err(SteerError::Side { found: config.adopt.side() });
         }
-        let alone = config.adopt == Adopt::Alone;
+        let alone = config.adopt == PreviousAgent::Alone;
         let pins = config.pins.as_deref().map(|pins| PinDirectory::open(pins, alone)).transpose()?;
         let mut devices = HubGuard::new(Arc::clone(&home));
         let taps = home.run(|| devices.create(config, has_tcx))?;
@@ -258,7 +258,7 @@ impl Steering {
         devices: HubGuard,
         taps: Vec<HubTaps>,
     ) -> Result<Self, SteerError> {
-        let taking_over = config.adopt != Adopt::Alone;
+        let taking_over = config.adopt != PreviousAgent::Alone;
         let home = netns::cookie()?;
         let found = adopt::AdoptablePins::look(pins.as_ref())?;
         if taking_over && let Err(reason) = &found.maps {
@@ -299,7 +299,7 @@ impl Steering {
                 ebpf = object.hub(number)?;
             }
             // The veth outlives a killed agent. The pin keeps steered frames out of the host's network stack.
-            let pin = LinkName { on: On::Hub, netns: 0, cookie: home, ifindex: inner.ifindex };
+            let pin = LinkName { on: PinnedProgram::Hub, netns: 0, cookie: home, ifindex: inner.ifindex };
             let mut hold = |link, program, device: &hub::HubDevice, pin: Option<LinkName>| {
                 let held = HeldLink::new(link, pin.and_then(|name| Some(pins.as_ref()?.link(name))))?;
                 links.push(HubLink { held, program, device: (device.name.clone(), device.ifindex), pin });

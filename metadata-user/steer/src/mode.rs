@@ -25,7 +25,7 @@ use super::attach::AttachError;
 use super::failure::ProbeError;
 use super::features::ProbeResult;
 use super::held::HeldLink;
-use super::pins::{On, Pin};
+use super::pins::{Pin, PinnedProgram};
 use super::{SteerError, Steering, attach};
 use metadata_base::port::PortName;
 use metadata_links::netns;
@@ -58,7 +58,7 @@ pub enum SteeringMode {
 
 /// Which program steers one port now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+pub enum SteeringProgram {
     /// The XDP program, with or without the classifier behind it.
     Xdp,
     /// The classifier alone.
@@ -89,17 +89,17 @@ impl Programs {
     }
 
     /// Records a program as attached.
-    pub(super) fn put(&mut self, on: On, held: Option<HeldLink>) {
+    pub(super) fn put(&mut self, on: PinnedProgram, held: Option<HeldLink>) {
         match on {
-            On::Tcx => self.tcx = held,
-            On::Xdp | On::Hub => self.xdp = held,
+            PinnedProgram::Tcx => self.tcx = held,
+            PinnedProgram::Xdp | PinnedProgram::Hub => self.xdp = held,
         }
     }
 
     /// The kinds of program attached.
-    pub(super) fn on(&self) -> Vec<On> {
-        let xdp = self.xdp.as_ref().map(|_| On::Xdp);
-        xdp.into_iter().chain(self.tcx.as_ref().map(|_| On::Tcx)).collect()
+    pub(super) fn on(&self) -> Vec<PinnedProgram> {
+        let xdp = self.xdp.as_ref().map(|_| PinnedProgram::Xdp);
+        xdp.into_iter().chain(self.tcx.as_ref().map(|_| PinnedProgram::Tcx)).collect()
     }
 
     /// True if no program is attached.
@@ -113,18 +113,18 @@ impl Programs {
     }
 
     /// The link of a program, if that is attached.
-    pub(super) fn held(&self, on: On) -> Option<&HeldLink> {
+    pub(super) fn held(&self, on: PinnedProgram) -> Option<&HeldLink> {
         match on {
-            On::Tcx => self.tcx.as_ref(),
-            On::Xdp | On::Hub => self.xdp.as_ref(),
+            PinnedProgram::Tcx => self.tcx.as_ref(),
+            PinnedProgram::Xdp | PinnedProgram::Hub => self.xdp.as_ref(),
         }
     }
 
     /// Like [`Programs::held`], to change it.
-    pub(super) fn held_mut(&mut self, on: On) -> Option<&mut HeldLink> {
+    pub(super) fn held_mut(&mut self, on: PinnedProgram) -> Option<&mut HeldLink> {
         match on {
-            On::Tcx => self.tcx.as_mut(),
-            On::Xdp | On::Hub => self.xdp.as_mut(),
+            PinnedProgram::Tcx => self.tcx.as_mut(),
+            PinnedProgram::Xdp | PinnedProgram::Hub => self.xdp.as_mut(),
         }
     }
 
@@ -143,8 +143,8 @@ impl Programs {
         again.into_iter().filter_map(HeldLink::take_off).collect()
     }
 
-    pub(super) fn by(&self) -> By {
-        if self.xdp.is_some() { By::Xdp } else { By::Tcx }
+    pub(super) fn by(&self) -> SteeringProgram {
+        if self.xdp.is_some() { SteeringProgram::Xdp } else { SteeringProgram::Tcx }
     }
 }
 
@@ -154,16 +154,16 @@ impl Watch {
     }
 
     /// Returns the program that a port steered `by` should have, given the total of frames steered to the service.
-    fn look(&mut self, by: By, steered: u64, now: Instant) -> By {
+    fn look(&mut self, by: SteeringProgram, steered: u64, now: Instant) -> SteeringProgram {
         let more = steered.wrapping_sub(self.steered);
         self.steered = steered;
         let seconds = now.saturating_duration_since(self.looked.replace(now).unwrap_or(now)).as_secs().max(1);
         if more >= BUSY.saturating_mul(seconds) {
             self.since = Some(now);
-            return By::Xdp;
+            return SteeringProgram::Xdp;
         }
         let quiet = now.saturating_duration_since(*self.since.get_or_insert(now));
-        if quiet >= QUIET { By::Tcx } else { by }
+        if quiet >= QUIET { SteeringProgram::Tcx } else { by }
     }
 }
 
@@ -258,14 +258,14 @@ impl Steering {
     /// Attaches a program to a port; called in its namespace.
     pub(super) fn put(
         &mut self,
-        on: On,
+        on: PinnedProgram,
         port: &PortName,
         cookie: netns::Cookie,
         key: PortKey,
     ) -> Result<HeldLink, SteerError> {
         match on {
-            On::Tcx => self.put_tcx(port, cookie, key),
-            On::Xdp | On::Hub => self.put_xdp(port, cookie, key),
+            PinnedProgram::Tcx => self.put_tcx(port, cookie, key),
+            PinnedProgram::Xdp | PinnedProgram::Hub => self.put_xdp(port, cookie, key),
         }
     }
 
@@ -275,7 +275,7 @@ impl Steering {
         cookie: netns::Cookie,
         key: PortKey,
     ) -> Result<HeldLink, SteerError> {
-        let pin = self.pin_of(On::Xdp, cookie, key);
+        let pin = self.pin_of(PinnedProgram::Xdp, cookie, key);
         let xdp: &mut Xdp = self.object.port(cookie)?;
         let link = attach::native_or_generic(xdp, key.ifindex, port)
             .map_err(|refusal: AttachError| refusal.about(program::PORT, port, key.ifindex))?;
@@ -291,7 +291,7 @@ impl Steering {
         if !self.takes_classifier(cookie) {
             return Err(SteerError::TcxElsewhere { port: port.clone() });
         }
-        let pin = self.pin_of(On::Tcx, cookie, key);
+        let pin = self.pin_of(PinnedProgram::Tcx, cookie, key);
         let link = attach_tcx(self.object.classifier(cookie)?, program::PORT_TCX, port)?;
         self.hold(cookie, link, pin)
     }
@@ -313,7 +313,7 @@ impl Steering {
 
     /// Which program steers a port now; `None` if the port is not attached.
     #[must_use]
-    pub fn steered_by(&self, port: &PortName) -> Option<By> {
+    pub fn steered_by(&self, port: &PortName) -> Option<SteeringProgram> {
         self.ports.get(port).map(|attached| attached.programs.by())
     }
 
@@ -328,11 +328,11 @@ impl Steering {
     /// # Errors
     /// If the port is not attached, its tap or namespace is gone, or the kernel refuses. The port is then steered as
     /// before.
-    pub fn switch(&mut self, port: &PortName, to: By) -> Result<(), SteerError> {
+    pub fn switch(&mut self, port: &PortName, to: SteeringProgram) -> Result<(), SteerError> {
         self.visit(port, |steering| steering.switch_inside(port, to))
     }
 
-    fn switch_inside(&mut self, port: &PortName, to: By) -> Result<(), SteerError> {
+    fn switch_inside(&mut self, port: &PortName, to: SteeringProgram) -> Result<(), SteerError> {
         if self.taking_over {
             return Err(SteerError::TakingOver { port: port.clone() });
         }
@@ -349,15 +349,15 @@ impl Steering {
             return Err(SteerError::PortGone { port: port.clone(), found: "another device or none".into() });
         }
         let put = match to {
-            By::Xdp => Some(self.put_xdp(port, cookie, key)?),
-            By::Tcx if has_tcx => None,
-            By::Tcx => Some(self.put_tcx(port, cookie, key)?),
+            SteeringProgram::Xdp => Some(self.put_xdp(port, cookie, key)?),
+            SteeringProgram::Tcx if has_tcx => None,
+            SteeringProgram::Tcx => Some(self.put_tcx(port, cookie, key)?),
         };
         if let Some(attached) = self.ports.get_mut(port) {
             let programs = &mut attached.programs;
             match to {
-                By::Xdp => programs.xdp = put,
-                By::Tcx => {
+                SteeringProgram::Xdp => programs.xdp = put,
+                SteeringProgram::Tcx => {
                     programs.tcx = put.or(programs.tcx.take());
                     let xdp = programs.xdp.take();
                     programs.take_one_off(xdp);
@@ -394,7 +394,7 @@ impl Steering {
     }
 
     /// The ports to switch, among those due for a check.
-    fn due(&mut self, now: Instant) -> Vec<(PortName, By)> {
+    fn due(&mut self, now: Instant) -> Vec<(PortName, SteeringProgram)> {
         let after = self.last_examined.take().map_or(Unbounded, Excluded);
         let (home, has_rings) = (self.home, self.has_rings);
         let mut due = Vec::new();
@@ -422,7 +422,7 @@ impl Steering {
 
 #[cfg(test)]
 mod tests {
-    use super::{BUSY, By, QUIET, SteerError, SteeringMode, Watch};
+    use super::{BUSY, QUIET, SteerError, SteeringMode, SteeringProgram, Watch};
     use crate::failure::ProbeError;
     use std::time::{Duration, Instant};
 
@@ -431,37 +431,53 @@ mod tests {
     #[test]
     fn a_quiet_guest_counts_as_booted() {
         let (mut watch, start) = (Watch::new(), Instant::now());
-        assert_eq!(watch.look(By::Xdp, 40, start), By::Xdp);
-        assert_eq!(watch.look(By::Xdp, 40, start + QUIET - SECOND), By::Xdp);
-        assert_eq!(watch.look(By::Xdp, 40 + BUSY, start + QUIET), By::Xdp, "it was busy meanwhile");
+        assert_eq!(watch.look(SteeringProgram::Xdp, 40, start), SteeringProgram::Xdp);
+        assert_eq!(watch.look(SteeringProgram::Xdp, 40, start + QUIET - SECOND), SteeringProgram::Xdp);
+        assert_eq!(
+            watch.look(SteeringProgram::Xdp, 40 + BUSY, start + QUIET),
+            SteeringProgram::Xdp,
+            "it was busy meanwhile"
+        );
         for second in 1..30 {
             let (asked, at) = (40 + BUSY + u64::from(second) * 10, QUIET + SECOND * second);
-            assert_eq!(watch.look(By::Xdp, asked, start + at), By::Xdp, "{second}");
+            assert_eq!(watch.look(SteeringProgram::Xdp, asked, start + at), SteeringProgram::Xdp, "{second}");
         }
-        assert_eq!(watch.look(By::Xdp, 370, start + QUIET * 2), By::Tcx, "polling is quiet");
+        assert_eq!(
+            watch.look(SteeringProgram::Xdp, 370, start + QUIET * 2),
+            SteeringProgram::Tcx,
+            "polling is quiet"
+        );
     }
 
     #[test]
     fn a_guest_without_requests_counts_as_quiet() {
         let (mut watch, start) = (Watch::new(), Instant::now());
-        assert_eq!(watch.look(By::Xdp, 0, start), By::Xdp);
-        assert_eq!(watch.look(By::Xdp, 0, start + QUIET), By::Tcx);
+        assert_eq!(watch.look(SteeringProgram::Xdp, 0, start), SteeringProgram::Xdp);
+        assert_eq!(watch.look(SteeringProgram::Xdp, 0, start + QUIET), SteeringProgram::Tcx);
     }
 
     #[test]
     fn only_many_requests_count_as_a_boot() {
         let (mut watch, start) = (Watch::new(), Instant::now());
-        assert_eq!(watch.look(By::Tcx, BUSY - 1, start), By::Tcx);
-        assert_eq!(watch.look(By::Tcx, 2 * BUSY - 2, start + SECOND), By::Tcx);
-        assert_eq!(watch.look(By::Tcx, 3 * BUSY - 2, start + SECOND * 2), By::Xdp);
-        assert_eq!(watch.look(By::Xdp, 3 * BUSY - 2, start + QUIET), By::Xdp, "quiet counts from then on");
-        assert_eq!(watch.look(By::Tcx, 6 * BUSY, start + QUIET + SECOND * 8), By::Tcx, "the limit is a rate");
+        assert_eq!(watch.look(SteeringProgram::Tcx, BUSY - 1, start), SteeringProgram::Tcx);
+        assert_eq!(watch.look(SteeringProgram::Tcx, 2 * BUSY - 2, start + SECOND), SteeringProgram::Tcx);
+        assert_eq!(watch.look(SteeringProgram::Tcx, 3 * BUSY - 2, start + SECOND * 2), SteeringProgram::Xdp);
+        assert_eq!(
+            watch.look(SteeringProgram::Xdp, 3 * BUSY - 2, start + QUIET),
+            SteeringProgram::Xdp,
+            "quiet counts from then on"
+        );
+        assert_eq!(
+            watch.look(SteeringProgram::Tcx, 6 * BUSY, start + QUIET + SECOND * 8),
+            SteeringProgram::Tcx,
+            "the limit is a rate"
+        );
     }
 
     #[test]
     fn a_wrapped_count_is_an_increase() {
         let mut watch = Watch { steered: u64::MAX, ..Watch::new() };
-        assert_eq!(watch.look(By::Tcx, BUSY - 1, Instant::now()), By::Xdp);
+        assert_eq!(watch.look(SteeringProgram::Tcx, BUSY - 1, Instant::now()), SteeringProgram::Xdp);
     }
 
     #[test]

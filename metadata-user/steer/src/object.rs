@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use super::SteerError;
 use super::loading::{NUMBERS, Private, keep_classifier, keep_program};
-use super::ordinary::Ordinary;
+use super::ordinary::OrdinaryTable;
 use super::pins::{PinDirectory, PinsError, inherit_map, layout_of, pin_map};
 use super::stubs::{self, Stubs};
 use metadata_links::error::LinkError;
@@ -77,7 +77,7 @@ pub(super) struct Object {
     loader: EbpfLoader<'static>,
     pins: Private,
     stubs: Stubs,
-    ordinary: Ordinary,
+    ordinary: OrdinaryTable,
     /// The agent's own namespace.
     home: Cookie,
     /// Another agent still owns the ports: its program stays behind the stubs.
@@ -123,7 +123,7 @@ impl Object {
         for map in SHARED {
             loader.map_pin_path(map, pins.path(map));
         }
-        let ordinary = Ordinary::inherit(adopted)?;
+        let ordinary = OrdinaryTable::inherit(adopted)?;
         let stubs = Stubs::prepare(&pins, ordinary.clone())?;
         let free = (HUB_INSTANCE + 1..NUMBERS.len()).rev().collect();
         let instances = BTreeMap::new();
@@ -316,7 +316,7 @@ impl Object {
 
 impl Object {
     /// The table that all programs share.
-    pub(super) fn ordinary(&self) -> &Ordinary {
+    pub(super) fn ordinary(&self) -> &OrdinaryTable {
         &self.ordinary
     }
 

@@ -20,7 +20,7 @@ static NOTHING: LastBytes = [0; 256];
 
 /// What the table holds, or will hold once it is loaded. Clones share it.
 #[derive(Clone)]
-pub(super) struct Ordinary(Arc<Mutex<State>>);
+pub(super) struct OrdinaryTable(Arc<Mutex<State>>);
 
 struct State {
     map: Option<Array<MapData, LastBytes>>,
@@ -50,7 +50,7 @@ fn keep(bytes: LastBytes) -> &'static LastBytes {
     Box::leak(Box::new(bytes))
 }
 
-impl Ordinary {
+impl OrdinaryTable {
     /// Begins with the previous agent's table, or with nothing.
     pub(super) fn inherit(adopted: Option<&PinDirectory>) -> Result<Self, SteerError> {
         let untraced = match adopted {

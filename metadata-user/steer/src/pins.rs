@@ -119,7 +119,7 @@ pub enum PinsError {
 
 /// Which program a pinned link keeps on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum On {
+pub(super) enum PinnedProgram {
     /// `port`, on a tap.
     Xdp,
     /// `port_tcx`, on a tap.
@@ -129,7 +129,7 @@ pub(super) enum On {
     Hub,
 }
 
-impl On {
+impl PinnedProgram {
     const ALL: [Self; 3] = [Self::Xdp, Self::Tcx, Self::Hub];
 
     pub(super) fn name(self) -> &'static str {
@@ -145,7 +145,7 @@ impl On {
 /// The file name of a pinned link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct LinkName {
-    pub(super) on: On,
+    pub(super) on: PinnedProgram,
     /// The number of the namespace in the keys of maps.
     pub(super) netns: u32,
     pub(super) cookie: Cookie,
@@ -163,7 +163,7 @@ impl LinkName {
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let program = parts.next()?;
-        let on = On::ALL.into_iter().find(|on| on.name() == program)?;
+        let on = PinnedProgram::ALL.into_iter().find(|on| on.name() == program)?;
         let netns = parts.next()?.parse().ok()?;
         let cookie = Cookie::from_number(u64::from_str_radix(parts.next()?, 16).ok()?);
         let name = Self { on, netns, cookie, ifindex: parts.next()?.parse().ok()? };
@@ -430,7 +430,7 @@ impl PinDirectory {
     }
 
     /// Links that other versions of the agent pinned on a device: version, program and pin of each.
-    pub(super) fn foreign(&self, cookie: Cookie, ifindex: u32) -> Vec<(String, On, Pin)> {
+    pub(super) fn foreign(&self, cookie: Cookie, ifindex: u32) -> Vec<(String, PinnedProgram, Pin)> {
         let mut found = Vec::new();
         for version in other_versions(&self.pins) {
             let shown = self.pins.join(&version);
@@ -476,7 +476,7 @@ impl PinsError {
 
 /// What [`release`] removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Released {
+pub struct ReleaseSummary {
     /// Number of links whose pins were removed. If an agent runs, it holds them, and their programs stay attached.
     pub links: usize,
     /// Maps unpinned.
@@ -502,8 +502,8 @@ fn forget_release(pins: &Path) -> Result<(), PinsError> {
 ///
 /// # Errors
 /// If an agent runs with these pins, unless `force`; if a pin cannot be removed.
-pub fn release(pins: &Path, force: bool) -> Result<Released, PinsError> {
-    let mut released = Released::default();
+pub fn release(pins: &Path, force: bool) -> Result<ReleaseSummary, PinsError> {
+    let mut released = ReleaseSummary::default();
     let version = pins.join(PINS_VERSION);
     // What may not be examined need not be absent: /sys/fs/bpf is closed to other users.
     match std::fs::metadata(&version) {
@@ -676,13 +676,14 @@ pub(super) fn layout_of(pin: &Pin) -> Result<[u32; 4], PinsError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cookie, LinkName, On, PinDirectory, PinsError, release};
+    use super::{Cookie, LinkName, PinDirectory, PinnedProgram, PinsError, release};
 
     #[test]
     fn a_link_name_holds_program_namespace_and_device() {
-        let name = LinkName { on: On::Tcx, netns: 3, cookie: Cookie::from_number(0x1a2b), ifindex: 17 };
+        let name =
+            LinkName { on: PinnedProgram::Tcx, netns: 3, cookie: Cookie::from_number(0x1a2b), ifindex: 17 };
         assert_eq!(name.to_string(), "port_tcx-3-1a2b-17");
-        for on in On::ALL {
+        for on in PinnedProgram::ALL {
             let name = LinkName { on, ..name };
             assert_eq!(LinkName::parse(&name.to_string()), Some(name));
         }
@@ -717,6 +718,9 @@ mod tests {
     #[test]
     fn where_nothing_is_pinned_there_is_nothing_to_release() {
         let room = tempfile::tempdir().expect("a directory");
-        assert_eq!(release(&room.path().join("pins"), false).expect("no error"), super::Released::default());
+        assert_eq!(
+            release(&room.path().join("pins"), false).expect("no error"),
+            super::ReleaseSummary::default()
+        );
     }
 }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::attach;
-use super::counters::Looks;
+use super::counters::DevicePoll;
 use super::held::is_missing;
-use super::mode::{By, Programs};
+use super::mode::{Programs, SteeringProgram};
 use super::tables::SlotBinding;
 use super::{PortLimits, SteerError, Steering};
 use metadata_base::port::PortName;
@@ -33,7 +33,7 @@ pub enum DeviceLookup {
 }
 
 /// An attached port and the slots bound on it.
-pub(super) struct Attached {
+pub(super) struct AttachedPort {
     pub(super) cookie: Cookie,
     pub(super) key: PortKey,
     pub(super) slots: BTreeMap<Mac, Slot>,
@@ -43,15 +43,15 @@ pub(super) struct Attached {
     /// The port's device was deleted. A device with the same name and index is a new one.
     pub(super) gone: bool,
     /// State of its device at the last check.
-    pub(super) looks: Looks,
+    pub(super) looks: DevicePoll,
     /// MTU of its device: bytes of the longest IP packet.
     pub(super) mtu: u32,
 }
 
-impl Attached {
+impl AttachedPort {
     /// A port without identities.
     fn new(cookie: Cookie, key: PortKey, programs: Programs, mtu: u32) -> Self {
-        let looks = Looks::new(key.ifindex);
+        let looks = DevicePoll::new(key.ifindex);
         Self { cookie, key, slots: BTreeMap::new(), programs, closed: false, gone: false, looks, mtu }
     }
 }
@@ -98,7 +98,7 @@ impl Steering {
             let key = PortKey { netns: steering.object.acquire(cookie)?, ifindex };
             match steering.enter(port, key, false) {
                 Ok(mtu) => {
-                    let attached = Attached::new(cookie, key, Programs::none(), mtu);
+                    let attached = AttachedPort::new(cookie, key, Programs::none(), mtu);
                     steering.places.insert((cookie, ifindex), port.clone());
                     steering.ports.insert(port.clone(), attached);
                     Ok(true)
@@ -121,7 +121,7 @@ impl Steering {
 
     /// Attaches the programs of a prepared port; called in its namespace. After an error it is as before.
     fn complete(&mut self, port: &PortName) -> Result<(), SteerError> {
-        let Some(Attached { cookie, key, .. }) = self.ports.get(port) else { return Ok(()) };
+        let Some(AttachedPort { cookie, key, .. }) = self.ports.get(port) else { return Ok(()) };
         let (cookie, key, mut programs) = (*cookie, *key, Programs::none());
         let equipped = self
             .take_from_other_versions(port, cookie, key, &mut programs)
@@ -191,7 +191,7 @@ impl Steering {
         cookie: Cookie,
         ifindex: u32,
         closed: bool,
-    ) -> Result<Attached, SteerError> {
+    ) -> Result<AttachedPort, SteerError> {
         self.check_guest_device(port, ifindex)?;
         let netns = self.object.acquire(cookie)?;
         let key = PortKey { netns, ifindex };
@@ -204,7 +204,7 @@ impl Steering {
                 return Err(removed.err().unwrap_or(error));
             }
         };
-        Ok(Attached { closed, ..Attached::new(cookie, key, programs, mtu) })
+        Ok(AttachedPort { closed, ..AttachedPort::new(cookie, key, programs, mtu) })
     }
 
     /// Attaches programs to a port that no other agent owns. From then on no frame for a metadata address passes.
@@ -275,7 +275,7 @@ impl Steering {
     /// # Errors
     /// Like [`Steering::resized`], and if the namespace cannot be entered.
     pub fn inspect_mtus(&mut self, netns: Option<&str>) -> Result<(), SteerError> {
-        let of = |attached: &Attached| (attached.cookie, attached.key.ifindex);
+        let of = |attached: &AttachedPort| (attached.cookie, attached.key.ifindex);
         let there = self.ports.iter().filter(|(port, _)| port.netns.as_deref() == netns);
         let there: HashMap<_, _> = there.map(|(port, attached)| (of(attached), port.clone())).collect();
         let Some(port) = there.values().next() else { return Ok(()) };
@@ -426,7 +426,7 @@ impl Steering {
             Searched::NoDevice => return Ok(DeviceLookup::Nothing),
             Searched::NoNamespace => return Ok(DeviceLookup::NoNamespace),
         };
-        let same = |held: &Attached| {
+        let same = |held: &AttachedPort| {
             !held.gone
                 && !held.programs.is_none()
                 && held.key.ifindex == ifindex
@@ -473,7 +473,8 @@ impl Steering {
     /// The number of ports steered by XDP, and of those steered by the classifier alone.
     #[must_use]
     pub fn ports_by_program(&self) -> (usize, usize) {
-        let xdp = self.ports.values().filter(|attached| attached.programs.by() == By::Xdp).count();
+        let xdp =
+            self.ports.values().filter(|attached| attached.programs.by() == SteeringProgram::Xdp).count();
         (xdp, self.ports.len() - xdp)
     }
 

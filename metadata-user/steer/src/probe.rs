@@ -6,7 +6,7 @@ mod node;
 mod search;
 
 pub use super::failure::ProbeError;
-pub use super::features::{Feature, ProbeResult, Words, missing_helpers};
+pub use super::features::{Feature, FeatureText, ProbeResult, missing_helpers};
 pub use kernel::{features, rehearse};
 pub use node::{AddressUse, PinnedLink, address_uses, hub_devices, pinned_links, ring_full, veth_full};
 pub use search::{DeviceLocation, NAMESPACES_SEARCHED, PLACES_TOLD, PROCESSES_SEARCHED, Search, search};

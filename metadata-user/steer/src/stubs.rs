@@ -24,7 +24,7 @@ use metadata_common::maps::{name, program};
 
 use super::SteerError;
 use super::loading::{NUMBERS, Private, keep_classifier, keep_program};
-use super::ordinary::Ordinary;
+use super::ordinary::OrdinaryTable;
 
 /// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
 pub(super) static OBJECT: &[u8] =
@@ -33,13 +33,13 @@ pub(super) static OBJECT: &[u8] =
 /// The loader of the stubs, and the shared programs.
 pub(super) struct Stubs {
     loader: EbpfLoader<'static>,
-    ordinary: Ordinary,
-    program: Behind<Xdp>,
-    classifier: Behind<SchedClassifier>,
+    ordinary: OrdinaryTable,
+    program: SharedProgram<Xdp>,
+    classifier: SharedProgram<SchedClassifier>,
 }
 
 /// The shared program behind all stubs of one kind.
-struct Behind<P> {
+struct SharedProgram<P> {
     map: &'static str,
     entry: ProgramArray<MapData>,
     /// Loaded for the first namespace that needs it.
@@ -48,7 +48,7 @@ struct Behind<P> {
     is_offered: bool,
 }
 
-impl<P> Behind<P> {
+impl<P> SharedProgram<P> {
     fn open(map: &'static str, pins: &Private) -> Result<Self, SteerError> {
         let failed = |source| SteerError::load(format!("map {map}"), source);
         let data = MapData::from_pin(pins.path(map)).map_err(failed)?;
@@ -73,15 +73,15 @@ impl<P> Behind<P> {
 
 impl Stubs {
     /// Makes the maps between stubs and shared programs unless they exist. It loads no program yet.
-    pub(super) fn prepare(pins: &Private, ordinary: Ordinary) -> Result<Self, SteerError> {
+    pub(super) fn prepare(pins: &Private, ordinary: OrdinaryTable) -> Result<Self, SteerError> {
         let mut loader = EbpfLoader::new();
         for map in name::OF_STUBS {
             loader.map_pin_path(map, pins.path(map));
         }
         ordinary.prepare(&mut loader);
         loader.load(OBJECT).map_err(|source| SteerError::load("stub", source))?;
-        let program = Behind::open(name::PORT_PROGRAMS, pins)?;
-        let classifier = Behind::open(name::PORT_CLASSIFIERS, pins)?;
+        let program = SharedProgram::open(name::PORT_PROGRAMS, pins)?;
+        let classifier = SharedProgram::open(name::PORT_CLASSIFIERS, pins)?;
         Ok(Self { loader, ordinary, program, classifier })
     }
 

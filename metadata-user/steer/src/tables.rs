@@ -18,7 +18,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
 use super::claims::FlowClaimer;
-use super::ordinary::Ordinary;
+use super::ordinary::OrdinaryTable;
 use super::{Counters, SteerError};
 use metadata_datapath::afxdp::AllSentTable;
 
@@ -81,7 +81,7 @@ impl MapHandles {
         &mut self,
         served: &[IpAddr],
         arp_only: &[Ipv4Addr],
-        ordinary: &Ordinary,
+        ordinary: &OrdinaryTable,
     ) -> Result<(), SteerError> {
         check_served(served, arp_only)?;
         let next_hops = arp_only.iter().map(|v4| (IpAddr::V4(*v4), ARP_ONLY));

@@ -13,11 +13,11 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::{InheritedState, PortKey, Slot};
 use std::collections::{BTreeMap, HashMap};
 
-use super::adopt::{Inherited, PortLocation};
+use super::adopt::{InheritedPort, PortLocation};
 use super::error::errno;
 use super::mode::Programs;
-use super::pins::{LinkName, On};
-use super::ports::Attached;
+use super::pins::{LinkName, PinnedProgram};
+use super::ports::AttachedPort;
 use super::tables::SlotBinding;
 use super::{HUBS_OF_A_SIDE, SteerError, Steering};
 use metadata_base::port::PortName;
@@ -78,9 +78,11 @@ impl Steering {
         // An agent of an earlier version did not write the MTU.
         self.tables.fit_port(key, mtu)?;
         // The other agent may have switched programs since we read the pins.
-        let is_pinned =
-            |on: &On| self.pin_of(*on, cookie, key).is_some_and(|pin| matches!(pin.inode(), Ok(Some(_))));
-        let links: Vec<On> = [On::Xdp, On::Tcx].into_iter().filter(is_pinned).collect();
+        let is_pinned = |on: &PinnedProgram| {
+            self.pin_of(*on, cookie, key).is_some_and(|pin| matches!(pin.inode(), Ok(Some(_))))
+        };
+        let links: Vec<PinnedProgram> =
+            [PinnedProgram::Xdp, PinnedProgram::Tcx].into_iter().filter(is_pinned).collect();
         let mut programs = Programs::none();
         self.update(port, cookie, key, &links, &mut programs)?;
         if let Some(attached) = self.ports.get_mut(port) {
@@ -94,7 +96,7 @@ impl Steering {
     /// # Errors
     /// If the kernel refuses a change. Call it again.
     pub fn finish_take_over(&mut self) -> Result<(), SteerError> {
-        let named = self.ports.values().flat_map(|Attached { key, slots, .. }| {
+        let named = self.ports.values().flat_map(|AttachedPort { key, slots, .. }| {
             slots.iter().map(|(mac, slot)| (*key, *mac, *slot)).collect::<Vec<_>>()
         });
         let inherited = self.inherited.iter().flat_map(|((_, ifindex), inherited)| {
@@ -133,12 +135,12 @@ impl Steering {
     }
 
     /// Defers detaching a port until it is ours.
-    pub(super) fn defer_detach(&mut self, attached: Attached) {
+    pub(super) fn defer_detach(&mut self, attached: AttachedPort) {
         for slot in attached.slots.values() {
             self.bound.remove(slot);
         }
         let inherited =
-            Inherited { netns: attached.key.netns, links: attached.programs.on(), slots: attached.slots };
+            InheritedPort { netns: attached.key.netns, links: attached.programs.on(), slots: attached.slots };
         self.inherited.insert((attached.cookie, attached.key.ifindex), inherited);
     }
 
@@ -150,7 +152,7 @@ impl Steering {
         let Some(pins) = self.pins.as_ref().filter(|_| self.taking_over) else { return Ok(()) };
         let links = pins.links()?;
         let mut there: BTreeMap<PortLocation, Vec<LinkName>> = BTreeMap::new();
-        for name in links.into_iter().filter(|name| name.on != On::Hub) {
+        for name in links.into_iter().filter(|name| name.on != PinnedProgram::Hub) {
             there.entry((name.cookie, name.ifindex)).or_default().push(name);
         }
         let gone = |place: &PortLocation| !there.contains_key(place);

@@ -21,7 +21,7 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::ordinary::Ordinary;
+use super::ordinary::OrdinaryTable;
 use super::{SteerError, Steering, tables};
 
 /// Size of a CPU's [`Scratch`] in 64-bit words.
@@ -43,7 +43,7 @@ pub enum TraceError {
 /// The maps of the eBPF programs' reports.
 struct Maps {
     filter: Array<MapData, [u32; 5]>,
-    ordinary: Ordinary,
+    ordinary: OrdinaryTable,
     events: RingBuf<MapData>,
     scratch: PerCpuArray<MapData, [u64; WORDS]>,
 }
@@ -53,7 +53,7 @@ pub(super) struct Traces(Arc<AsyncMutex<Maps>>);
 
 impl Traces {
     /// Takes the maps out of a loaded object, and clears the filter.
-    pub(super) fn take(ebpf: &mut Ebpf, ordinary: Ordinary) -> Result<Self, SteerError> {
+    pub(super) fn take(ebpf: &mut Ebpf, ordinary: OrdinaryTable) -> Result<Self, SteerError> {
         let mut maps = Maps {
             filter: tables::take(ebpf, name::TRACE)?,
             ordinary,
@@ -171,7 +171,7 @@ impl Steering {
 /// The ring of the eBPF programs' log. All instances share it.
 pub(super) struct Logs {
     /// Until the reader starts.
-    waiting: Option<EbpfLogger<Relay>>,
+    waiting: Option<EbpfLogger<LogRelay>>,
     /// Once the reader runs.
     task: Option<JoinHandle<()>>,
     senders: UnknownSenders,
@@ -180,7 +180,7 @@ pub(super) struct Logs {
 impl Logs {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, SteerError> {
         let senders = UnknownSenders::default();
-        let relay = Relay(senders.clone());
+        let relay = LogRelay(senders.clone());
         let logger = EbpfLogger::init_with_logger(ebpf, relay)
             .map_err(|source| SteerError::load("object's log", source))?;
         Ok(Self { waiting: Some(logger), task: None, senders })
@@ -211,7 +211,7 @@ impl Drop for Logs {
 /// A record that does not fit is lost; programs never wait.
 const EVERY: Duration = Duration::from_millis(250);
 
-async fn read(mut logger: EbpfLogger<Relay>) {
+async fn read(mut logger: EbpfLogger<LogRelay>) {
     let mut turn = interval(EVERY);
     turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -268,9 +268,9 @@ impl UnknownSenders {
 
 /// Forwards the text of log records, without the fields of the crate `log`, whose file and line are the programs'.
 /// Keeps the unregistered senders: the agent says which port and record are concerned.
-struct Relay(UnknownSenders);
+struct LogRelay(UnknownSenders);
 
-impl Log for Relay {
+impl Log for LogRelay {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
         true
     }

@@ -4,7 +4,7 @@
 //! parsers.
 
 use metadata_common::answer::{Reply, answer};
-use metadata_common::classify::{Served, classify};
+use metadata_common::classify::{ServedAddresses, classify};
 use metadata_common::cookie::Flow;
 use metadata_common::decide::{Bucket, Decision, Tables, decide};
 use metadata_common::mac::Mac;
@@ -31,7 +31,7 @@ struct Node {
     serving: bool,
 }
 
-impl Served for Node {
+impl ServedAddresses for Node {
     fn serves_v4(&self, address: [u8; 4]) -> bool {
         self.serving && address == SERVED_V4
     }

@@ -22,7 +22,7 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
 use metadata_common::stamp::{slot_of, stamp};
 use metadata_datapath::afxdp::SocketStats;
-use metadata_datapath::afxdp::model::{FrameFate, Rig};
+use metadata_datapath::afxdp::model::{FrameFate, ModelRig};
 use metadata_datapath::link::{FrameSource, HEADER_LEN, LinkReceiver, MAX_FRAME};
 use metadata_datapath::stack::{Stack, StackConfig, StackStats};
 use metadata_serve::MetadataService;
@@ -56,7 +56,7 @@ const BAD_DESCRIPTORS: [(u64, u32); 3] = [((CHUNKS * CHUNK) as u64, 60), (u64::M
 
 /// The ring model as a source of frames.
 struct Source {
-    rig: Rc<RefCell<Rig>>,
+    rig: Rc<RefCell<ModelRig>>,
     /// The trait needs a descriptor; nothing waits on it.
     descriptor: std::fs::File,
 }
@@ -89,7 +89,7 @@ struct Flow {
 
 /// Everything between the wire and the service.
 struct Scene {
-    rig: Rc<RefCell<Rig>>,
+    rig: Rc<RefCell<ModelRig>>,
     link: LinkReceiver<Source>,
     stack: Stack<MetadataService<Pattern>>,
     config: StackConfig,
@@ -143,7 +143,7 @@ impl Scene {
             connections_per_port: 2,
             ..StackConfig::default()
         };
-        let rig = Rc::new(RefCell::new(Rig::new(CHUNKS, CHUNK, RX_RING, START)));
+        let rig = Rc::new(RefCell::new(ModelRig::new(CHUNKS, CHUNK, RX_RING, START)));
         let descriptor = std::fs::File::open("/dev/null").expect("a descriptor");
         Self {
             link: LinkReceiver::new(Source { rig: Rc::clone(&rig), descriptor }),

@@ -11,7 +11,7 @@ use metadata_base::time::Now;
 use metadata_content::http::body::BODY_MAX;
 use metadata_content::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
 use metadata_content::http::{Request, Response, StatusCode};
-use metadata_content::store::{LiveOutcome, Parked};
+use metadata_content::store::{LiveOutcome, ParkedCall};
 use metadata_datapath::stack::{ConnectionAction, Exchange, Service};
 use metadata_serve::{Answer, AnswerOrigin, AnswerSource, MetadataService};
 
@@ -35,14 +35,14 @@ impl AnswerSource for Echo {
         now: Now,
         _: &Connection,
         request: &Request<'_>,
-        parked: Option<&Parked>,
+        parked: Option<&ParkedCall>,
     ) -> (Answer, AnswerOrigin) {
         (self.echo(now, request, parked), AnswerOrigin::NONE)
     }
 }
 
 impl Echo {
-    fn echo(&self, now: Now, request: &Request<'_>, parked: Option<&Parked>) -> Answer {
+    fn echo(&self, now: Now, request: &Request<'_>, parked: Option<&ParkedCall>) -> Answer {
         let target = request.target;
         assert!(target.path.len() <= TARGET_MAX && target.path.starts_with('/'), "{target:?}");
         let mut segments = target.path[1..].split('/');
@@ -55,7 +55,7 @@ impl Echo {
             ("/nobody", _) => return Answer::Unknown,
             ("/park", None) => {
                 let until = now.mono + PARKED;
-                return Answer::Known(LiveOutcome::Park(Parked {
+                return Answer::Known(LiveOutcome::Park(ParkedCall {
                     until,
                     has_answer: true,
                     state: 7,

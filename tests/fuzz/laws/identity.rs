@@ -7,7 +7,7 @@
 use metadata_content::identity::Nonce;
 use metadata_content::record::Record;
 use metadata_content::record::identity::{AUDIENCE_BYTES, Audience};
-use metadata_signer::jwt::Joined;
+use metadata_signer::jwt::JoinedKeySet;
 use metadata_signer::wire::{Setup, SignRequest, SignerReply, decode, encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -79,7 +79,7 @@ fn is_bounded(text: &str) {
 }
 
 fn publishes_nothing_private(set: &Value) {
-    let mut joined = Joined::default();
+    let mut joined = JoinedKeySet::default();
     let added = joined.add(set);
     let published = joined.into_set();
     let keys = published["keys"].as_array().expect("a list");
@@ -87,7 +87,7 @@ fn publishes_nothing_private(set: &Value) {
         assert!(PRIVATE.iter().all(|member| key.get(*member).is_none()), "{key}");
     }
     assert!(keys.is_sorted_by_key(|key| key["kid"].as_str().map(str::to_owned)), "{published}");
-    let mut again = Joined::default();
+    let mut again = JoinedKeySet::default();
     again.add(&published).expect("what is published can be joined");
     assert_eq!(again.into_set(), published);
     if let (Err(error), Some(keys)) = (added, set["keys"].as_array()) {

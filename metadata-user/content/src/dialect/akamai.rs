@@ -18,21 +18,21 @@ use serde_json::{Map, Value};
 
 use super::addresses::{IpVersion, given, known, labels, public_keys};
 use super::sheet::{JSON, RouteBuilder, TEXT};
-use super::{Access, Description, Mount};
+use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Method, Request, Response, StatusCode};
 use crate::record::vm::Payload;
 use crate::record::{self, Record, Role};
-use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 use crate::token::TokenKind;
 
 pub(super) static DIALECT: Description = Description::new(
     &[
         Mount::open("/v1/token"),
-        Mount::open("/v1/instance").needs(Access::Token(TOKEN)),
-        Mount::open("/v1/network").needs(Access::Token(TOKEN)),
-        Mount::open("/v1/ssh-keys").needs(Access::Token(TOKEN)),
-        Mount::open("/v1/user-data").needs(Access::Token(TOKEN)),
+        Mount::open("/v1/instance").needs(AccessCondition::Token(TOKEN)),
+        Mount::open("/v1/network").needs(AccessCondition::Token(TOKEN)),
+        Mount::open("/v1/ssh-keys").needs(AccessCondition::Token(TOKEN)),
+        Mount::open("/v1/user-data").needs(AccessCondition::Token(TOKEN)),
     ],
     "`DataSourceAkamaiLocal`; Afterburn; linode-metadata",
     render,
@@ -53,7 +53,7 @@ static NOT_FORWARDED: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
 });
 
 fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let mint = Mint { hop_limit: record.serve.hop_limit.get() };
+    let mint = SessionTokenIssuer { hop_limit: record.serve.hop_limit.get() };
     sheet.live("/v1/token", Methods::of(&[Method::Put]), &*NOT_FORWARDED, mint);
     for (path, document) in [
         ("/v1/instance", instance(record)),
@@ -188,7 +188,7 @@ struct Forms {
     json: Response,
 }
 
-impl Live for Forms {
+impl LiveRoute for Forms {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let form = if accepts_json(call.request) { &self.json } else { &self.text };
         form.clone().into()
@@ -201,11 +201,11 @@ impl Live for Forms {
 
 /// Issues session tokens.
 #[derive(Debug)]
-struct Mint {
+struct SessionTokenIssuer {
     hop_limit: u8,
 }
 
-impl Live for Mint {
+impl LiveRoute for SessionTokenIssuer {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let Some(seconds) = call.request.headers.get(EXPIRY).and_then(expiry) else {
             return Response::error(StatusCode(400), &[]).into();

@@ -11,16 +11,16 @@ use serde_json::{Map, Value};
 
 use super::document::{DocumentNode, JsonDocument, PartKind};
 use super::sheet::{BYTES, JSON, RouteBuilder, TEXT};
-use super::{Access, Description, Mount, tokens};
+use super::{AccessCondition, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};
 use crate::record::values::Cidr;
 use crate::record::{self, Imdsv2, Nic, Record};
-use crate::store::{Condition, Host, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::store::{Condition, Host, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 use crate::token::TokenKind;
 
 pub(super) static DIALECT: Description = Description::new(
-    &[Mount::open("/latest").at(Host::AliYun).needs(Access::Imdsv2(TOKEN))],
+    &[Mount::open("/latest").at(Host::AliYun).needs(AccessCondition::Imdsv2(TOKEN))],
     "`DataSourceAliYun`; systemd-imdsd",
     render,
 )
@@ -180,7 +180,7 @@ struct Tree {
     document: JsonDocument,
 }
 
-impl Live for Tree {
+impl LiveRoute for Tree {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if call.rest == "/all" {
             return Response::new(StatusCode(200), Some(JSON), &[], self.document.body()).into();

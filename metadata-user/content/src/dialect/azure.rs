@@ -27,18 +27,18 @@ use std::sync::LazyLock;
 
 use super::document::{DocumentNode, JsonDocument, PartKind};
 use super::sheet::{JSON, RouteBuilder, TEXT};
-use super::{Access, Description, Mount};
+use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Body, Response, StatusCode};
 use crate::record::Record;
 use crate::record::network::{Address, AddressMethod, NetworkMode, Nic};
 use crate::record::values::{Cidr, Line};
 use crate::record::vm::{Image, Payload, SshKey};
-use crate::store::{Condition, Host, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::store::{Condition, Host, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
-        Mount::open("/metadata").needs(Access::Field("Metadata", "true")),
+        Mount::open("/metadata").needs(AccessCondition::Field("Metadata", "true")),
         Mount::open("/").at(Host::Wireserver),
         Mount::open("/").at(Host::HostPlugin),
     ],
@@ -124,7 +124,7 @@ fn error(document: &Value) -> Response {
 #[derive(Debug)]
 struct NoBalancer;
 
-impl Live for NoBalancer {
+impl LiveRoute for NoBalancer {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         match Parameters::parse(call.request.target.query) {
             Ok(_) => Response::new(StatusCode(404), Some(JSON), &[], NO_BALANCER).into(),
@@ -167,7 +167,7 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     };
     sheet.live_below("/metadata/instance", Methods::READ, &*GUARDS, instance);
     if let Some(issuer) = sheet.issuer().filter(|issuer| issuer.signs_documents()).cloned() {
-        let attested = attested::Attested::new(record, issuer);
+        let attested = attested::AttestedDocuments::new(record, issuer);
         sheet.live("/metadata/attested/document", Methods::READ, &*GUARDS, attested);
     }
     let identity = identity::Tokens::new(record, sheet.issuer());
@@ -255,7 +255,7 @@ fn listing(members: &[(Cow<'_, str>, DocumentNode<'_>)]) -> String {
     members.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-impl Live for Instance {
+impl LiveRoute for Instance {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         match Query::parse(call.request.target.query) {
             Ok(query) => self.read(call.rest, &query).into(),

@@ -10,7 +10,7 @@ use super::{Description, Mount, tokens};
 use crate::http::{Response, StatusCode};
 use crate::record::values::Secret;
 use crate::record::{DateTree, Record};
-use crate::store::{Host, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::store::{Host, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/latest"), Mount::open("/").at(Host::Password)],
@@ -83,7 +83,7 @@ struct PasswordServer {
     password: Option<Secret>,
 }
 
-impl Live for PasswordServer {
+impl LiveRoute for PasswordServer {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let text = match (call.request.headers.get(REQUEST), &self.password) {
             (Some(b"send_my_password"), None) => "",

@@ -4,7 +4,7 @@ use super::gce;
 use super::sheet::{RouteBuilder, TEXT};
 use crate::http::Response;
 use crate::record::{Dialect, Record};
-use crate::store::{EVERY_DIALECT, Live, LiveOutcome, LiveRequest, Methods};
+use crate::store::{EVERY_DIALECT, LiveOutcome, LiveRequest, LiveRoute, Methods};
 
 /// Names that `/` lists: every date that EC2 has used as a version of its tree. Several clients recognise a metadata
 /// service by a non-empty 200 at `/`.
@@ -63,7 +63,7 @@ struct Root {
     google: Response,
 }
 
-impl Live for Root {
+impl LiveRoute for Root {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if gce::FLAVOUR.holds(call) { self.google.clone().into() } else { self.versions.clone().into() }
     }

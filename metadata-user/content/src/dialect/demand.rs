@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 use super::{DIALECTS, Row, render_dialects};
 use crate::record::{Dialects, Record};
 use crate::store::path::Canonical;
-use crate::store::{Host, Interner, Responses, Unrendered, VmState};
+use crate::store::{Host, Interner, Responses, UnrenderedDialects, VmState};
 
 /// Returns the dialects that a record serves, each by the first name of its row.
 pub(super) fn served(record: &Record) -> Dialects {
@@ -36,7 +36,7 @@ pub fn render_asked(
 ) -> Responses {
     let served = served(record);
     let rendered = served.and(asked);
-    render_dialects(record, interner, vm, rendered).without(Unrendered {
+    render_dialects(record, interner, vm, rendered).without(UnrenderedDialects {
         record: Arc::clone(record),
         rendered,
         missing: served.without(rendered),

@@ -55,7 +55,7 @@ pub struct Mount {
     /// The path without a trailing slash; `/` for the whole host.
     pub path: &'static str,
     /// Condition that a request must meet.
-    pub access: Access,
+    pub access: AccessCondition,
     /// How long a request may wait for its record or its rate limit: slightly less than clients wait for an answer.
     pub patience: Duration,
 }
@@ -63,7 +63,7 @@ pub struct Mount {
 impl Mount {
     /// A path at 169.254.169.254 without a condition.
     pub(super) const fn open(path: &'static str) -> Self {
-        Self { host: Host::Metadata, path, access: Access::Open, patience: PATIENCE }
+        Self { host: Host::Metadata, path, access: AccessCondition::Open, patience: PATIENCE }
     }
 
     /// Moves the path to another host.
@@ -72,7 +72,7 @@ impl Mount {
     }
 
     /// Sets the condition that a request must meet.
-    pub(super) const fn needs(self, access: Access) -> Self {
+    pub(super) const fn needs(self, access: AccessCondition) -> Self {
         Self { access, ..self }
     }
 
@@ -91,7 +91,7 @@ impl Mount {
 
 /// Condition that a request must meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum AccessCondition {
     /// No condition: every process of the guest may read the path.
     Open,
     /// A header field with this name and value.
@@ -112,7 +112,7 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use super::{Access, Mount};
+    use super::{AccessCondition, Mount};
     use crate::dialect::guest::{DialectGuest, full};
     use crate::dialect::{all, patience};
     use crate::http::Method;
@@ -182,15 +182,18 @@ mod tests {
                     one.path
                 );
                 match one.access {
-                    Access::Open => {
+                    AccessCondition::Open => {
                         assert!(!plain.iter().any(|status| matches!(status, 401 | 403)), "{name} {plain:?}")
                     }
-                    Access::Field(field, value) => {
+                    AccessCondition::Field(field, value) => {
                         assert!(!plain.contains(&200), "{name} {}: {plain:?}", one.path);
                         let with = statuses(&[(field, value)]);
                         assert!(with.contains(&200) || with.contains(&404), "{name} {}: {with:?}", one.path);
                     }
-                    Access::Token(_) | Access::Imdsv2(_) | Access::LowPort | Access::Signature => {
+                    AccessCondition::Token(_)
+                    | AccessCondition::Imdsv2(_)
+                    | AccessCondition::LowPort
+                    | AccessCondition::Signature => {
                         assert!(!plain.contains(&200), "{name} {}: {plain:?}", one.path);
                     }
                 }

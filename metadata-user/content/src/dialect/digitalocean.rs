@@ -28,7 +28,7 @@ use crate::http::{Body, Response, StatusCode};
 use crate::record::network::{Address, AddressMethod};
 use crate::record::values::NicMac;
 use crate::record::{Nic, Record, Role};
-use crate::store::{Live, LiveOutcome, LiveRequest, Methods};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open(WHOLE).waits(Duration::from_millis(1_500)), Mount::open("/metadata/v1")],
@@ -118,7 +118,7 @@ struct Whole {
     for_others: Response,
 }
 
-impl Live for Whole {
+impl LiveRoute for Whole {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let is_cloud_init = client::cloud_init(call.request).is_some();
         if is_cloud_init { &self.for_cloud_init } else { &self.for_others }.clone().into()
@@ -291,7 +291,7 @@ pub(crate) fn text(node: DocumentNode<'_>) -> Body {
     lines.join(&b'\n').into()
 }
 
-impl Live for Tree {
+impl LiveRoute for Tree {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         match self.text(call.rest) {
             Some(text) => Response::new(StatusCode(200), Some(TEXT), &[], text).into(),

@@ -24,7 +24,7 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 
 use super::sheet::{RouteBuilder, TEXT};
-use super::{Access, Description, Mount, tokens};
+use super::{AccessCondition, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};
 use crate::record::values::Cidr;
@@ -34,7 +34,7 @@ use crate::token::TokenKind;
 use tree::Tree;
 
 pub(super) static DIALECT: Description = Description::new(
-    &[Mount::open("/latest").needs(Access::Imdsv2(TOKEN))],
+    &[Mount::open("/latest").needs(AccessCondition::Imdsv2(TOKEN))],
     "cloud-init 22.4 booted; `DataSourceEc2Local`; botocore; ec2-metadata; ohai; systemd-imdsd",
     render,
 )

@@ -13,7 +13,7 @@ use crate::dialect::json::json;
 use crate::http::{Method, Response, StatusCode};
 use crate::mailbox::EveDocument;
 use crate::record::Record;
-use crate::store::{Live, LiveOutcome, LiveRequest, Methods};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods};
 
 pub(super) static DIALECT: Description =
     Description::new(&[Mount::open("/eve/v1")], "vectors", render).remark("also OpenStack's tree");
@@ -33,10 +33,10 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     sheet.open("/eve/v1/location.json", nowhere);
     let network = Network { document: network(record, &external) };
     sheet.live("/eve/v1/network.json", Methods::READ, &[], network);
-    sheet.live("/eve/v1/kubeconfig", POST, &[], Keep(EveDocument::Kubeconfig));
+    sheet.live("/eve/v1/kubeconfig", POST, &[], DocumentStore(EveDocument::Kubeconfig));
     // The path EVE serves, and the shorter one in its documentation.
     for path in ["/eve/v1/app/appCustomStatus", "/eve/v1/appCustomStatus"] {
-        sheet.live(path, POST, &[], Keep(EveDocument::AppCustomStatus));
+        sheet.live(path, POST, &[], DocumentStore(EveDocument::AppCustomStatus));
     }
     sheet.live("/eve/v1/tpm/signer", POST, &[], NoSigner);
 }
@@ -68,7 +68,7 @@ struct Network {
     document: Value,
 }
 
-impl Live for Network {
+impl LiveRoute for Network {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let mut document = self.document.clone();
         document["caller-ip"] = SocketAddr::from(call.connection.remote).to_string().into();
@@ -82,9 +82,9 @@ impl Live for Network {
 
 /// Stores a JSON document of the application, replacing the previous one.
 #[derive(Debug)]
-struct Keep(EveDocument);
+struct DocumentStore(EveDocument);
 
-impl Live for Keep {
+impl LiveRoute for DocumentStore {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let media_type = call.request.headers.get("Content-Type").unwrap_or_default();
         let media_type = media_type.split(|byte| *byte == b';').next().unwrap_or_default();
@@ -106,7 +106,7 @@ impl Live for Keep {
 #[derive(Debug)]
 struct NoSigner;
 
-impl Live for NoSigner {
+impl LiveRoute for NoSigner {
     fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
         Response::error(StatusCode(404), &[]).into()
     }

@@ -23,24 +23,24 @@ mod tests;
 
 use bytes::Bytes;
 use guest::GuestView;
-use identity::Forms;
+use identity::GceTokenFormats;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
-use tree::{Etag, Shape, TreeNode, TreeView};
+use tree::{Etag, NodeShape, TreeNode, TreeView};
 
 use super::document::{DocumentNode, JsonDocument};
 use super::sheet::{JSON, RouteBuilder, TEXT};
-use super::{Access, Description, Mount, client};
+use super::{AccessCondition, Description, Mount, client};
 use crate::dialect::json::json;
 use crate::http::{Body, Method, Response, StatusCode};
 use crate::record::values::Secret;
 use crate::record::{self, Record};
-use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, Parked, RequestGuard};
+use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, ParkedCall, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
-    &[Mount::open("/computeMetadata").needs(Access::Field("Metadata-Flavor", "Google"))],
+    &[Mount::open("/computeMetadata").needs(AccessCondition::Field("Metadata-Flavor", "Google"))],
     "`DataSourceGCELocal`; google-auth; ohai; systemd-imdsd",
     render,
 )
@@ -126,7 +126,7 @@ struct Server {
     unread: bool,
     token: Option<Token>,
     /// Tokens of the node's issuer, for an account that has none of its own.
-    issued: Option<Forms>,
+    issued: Option<GceTokenFormats>,
 }
 
 /// The service account's token, and its expiry in Unix seconds.
@@ -153,7 +153,7 @@ impl Server {
         let token = account.and_then(|account| account.token.as_ref());
         let issuer = account.filter(|account| account.token.is_none()).and(sheet.issuer());
         Self {
-            issued: issuer.map(|issuer| Forms::new(record, issuer)),
+            issued: issuer.map(|issuer| GceTokenFormats::new(record, issuer)),
             document,
             for_cloud_init,
             long: long.into(),
@@ -278,7 +278,7 @@ fn reply<V: TreeNode>(call: &LiveRequest<'_>, query: &Query, view: &V, etag: Eta
         None if query.last_etag.as_ref().is_some_and(|seen| *seen != etag.to_string()) => None,
         None => {
             let until = call.now.mono + query.timeout.unwrap_or(WAIT_DEFAULT).min(WAIT_MOST);
-            Some(Parked { until, has_answer: true, state: etag.0, wait: call.vm.mailbox.wait() })
+            Some(ParkedCall { until, has_answer: true, state: etag.0, wait: call.vm.mailbox.wait() })
         }
     };
     match waits {
@@ -290,7 +290,7 @@ fn reply<V: TreeNode>(call: &LiveRequest<'_>, query: &Query, view: &V, etag: Eta
     }
 }
 
-impl Live for Server {
+impl LiveRoute for Server {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let path: Vec<&str> = call.rest.split('/').filter(|segment| !segment.is_empty()).collect();
         let reads = Methods::READ.contain(call.request.method);
@@ -314,7 +314,7 @@ impl Live for Server {
 
 /// `alt`: the requested form, if it is not the default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Alt {
+enum AltFormat {
     Json,
     Text,
 }
@@ -322,7 +322,7 @@ enum Alt {
 /// Query parameters. Unknown and malformed ones are ignored.
 #[derive(Debug, Default)]
 struct Query {
-    alt: Option<Alt>,
+    alt: Option<AltFormat>,
     recursive: bool,
     wait_for_change: bool,
     last_etag: Option<String>,
@@ -339,8 +339,8 @@ impl Query {
             // Chef's ohai appends a slash to its URL, and so to this value.
             let yes = value.trim_end_matches('/').eq_ignore_ascii_case("true");
             match &*name {
-                "alt" if value.eq_ignore_ascii_case("json") => query.alt = Some(Alt::Json),
-                "alt" if value.eq_ignore_ascii_case("text") => query.alt = Some(Alt::Text),
+                "alt" if value.eq_ignore_ascii_case("json") => query.alt = Some(AltFormat::Json),
+                "alt" if value.eq_ignore_ascii_case("text") => query.alt = Some(AltFormat::Text),
                 "recursive" => query.recursive = yes,
                 "wait_for_change" => query.wait_for_change = yes,
                 "last_etag" => query.last_etag = Some(value.into_owned()),
@@ -355,18 +355,18 @@ impl Query {
 
     /// Returns content type and body of a node.
     fn body(&self, view: &impl TreeNode) -> (&'static str, Body) {
-        let json = self.alt == Some(Alt::Json);
-        let whole = self.recursive && self.alt != Some(Alt::Text);
+        let json = self.alt == Some(AltFormat::Json);
+        let whole = self.recursive && self.alt != Some(AltFormat::Text);
         match view.shape() {
-            Shape::Directory if whole => (JSON, view.json()),
-            Shape::Directory if self.recursive => (PLAIN, flat(view).into()),
-            Shape::Directory if json => (JSON, serde_json::Value::from(names(view)).to_string().into()),
-            Shape::Directory => (PLAIN, lines(names(view)).into()),
-            Shape::List if json || whole => (JSON, view.json()),
-            Shape::Array if self.alt != Some(Alt::Text) => (JSON, view.json()),
-            Shape::List | Shape::Array => (PLAIN, lines(items(view)).into()),
-            Shape::Leaf if json => (JSON, view.json()),
-            Shape::Leaf => (PLAIN, view.text()),
+            NodeShape::Directory if whole => (JSON, view.json()),
+            NodeShape::Directory if self.recursive => (PLAIN, flat(view).into()),
+            NodeShape::Directory if json => (JSON, serde_json::Value::from(names(view)).to_string().into()),
+            NodeShape::Directory => (PLAIN, lines(names(view)).into()),
+            NodeShape::List if json || whole => (JSON, view.json()),
+            NodeShape::Array if self.alt != Some(AltFormat::Text) => (JSON, view.json()),
+            NodeShape::List | NodeShape::Array => (PLAIN, lines(items(view)).into()),
+            NodeShape::Leaf if json => (JSON, view.json()),
+            NodeShape::Leaf => (PLAIN, view.text()),
         }
     }
 }
@@ -374,7 +374,7 @@ impl Query {
 /// Lists a directory. Names of directories end with a slash.
 fn names(view: &impl TreeNode) -> Vec<String> {
     let listed = |(name, child)| {
-        let slash = if TreeNode::shape(&child) == Shape::Directory { "/" } else { "" };
+        let slash = if TreeNode::shape(&child) == NodeShape::Directory { "/" } else { "" };
         format!("{name}{slash}")
     };
     let mut names: Vec<String> = view.children().into_iter().map(listed).collect();
@@ -404,11 +404,11 @@ fn flat(view: &impl TreeNode) -> String {
         for (name, child) in view.children() {
             let path = if path.is_empty() { name } else { format!("{path}/{name}") };
             match child.shape() {
-                Shape::Directory => write(&child, &path, text),
-                Shape::List | Shape::Array => {
+                NodeShape::Directory => write(&child, &path, text),
+                NodeShape::List | NodeShape::Array => {
                     items(&child).iter().for_each(|item| *text += &format!("{path} {item}\n"))
                 }
-                Shape::Leaf => *text += &format!("{path} {}\n", plain(&child)),
+                NodeShape::Leaf => *text += &format!("{path} {}\n", plain(&child)),
             }
         }
     }

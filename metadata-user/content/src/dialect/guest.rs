@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::render;
 use crate::http::{Headers, Method, Request, RequestTarget, Response};
-use crate::identity::{IssuedToken, Issuer, Order, Work};
+use crate::identity::{IssuedToken, Issuer, Order, SigningJob};
 use crate::record::Record;
-use crate::store::{Interner, LiveOutcome, Parked, Responses, VmState};
+use crate::store::{Interner, LiveOutcome, ParkedCall, Responses, VmState};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
@@ -121,7 +121,12 @@ impl DialectGuest {
     }
 
     /// Sends a GET for a target to 169.254.169.254, or repeats one that was parked.
-    pub(super) fn get(&self, target: &str, fields: &[(&str, &str)], parked: Option<&Parked>) -> LiveOutcome {
+    pub(super) fn get(
+        &self,
+        target: &str,
+        fields: &[(&str, &str)],
+        parked: Option<&ParkedCall>,
+    ) -> LiveOutcome {
         self.get_at("169.254.169.254", target, fields, parked)
     }
 
@@ -131,7 +136,7 @@ impl DialectGuest {
         address: &str,
         target: &str,
         fields: &[(&str, &str)],
-        parked: Option<&Parked>,
+        parked: Option<&ParkedCall>,
     ) -> LiveOutcome {
         let fields: Vec<_> =
             fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
@@ -153,7 +158,12 @@ impl DialectGuest {
     }
 
     /// Returns the answer to a GET that waits for what it orders, and the order.
-    pub(super) fn served(&self, target: &str, fields: &[(&str, &str)], orders: &Orders) -> (Work, Response) {
+    pub(super) fn served(
+        &self,
+        target: &str,
+        fields: &[(&str, &str)],
+        orders: &Orders,
+    ) -> (SigningJob, Response) {
         let LiveOutcome::Park(parked) = self.get(target, fields, None) else {
             panic!("{target} does not wait")
         };

@@ -17,7 +17,7 @@ use super::addresses::{IpVersion, gateway, given, known, network_of, public_keys
 use super::network_v1::{Resolvers, version_1};
 use super::sheet::{RouteBuilder, YAML};
 use super::text::payload_text;
-use super::walk::Walk;
+use super::walk::DocumentTree;
 use super::yaml;
 use super::{Description, Mount};
 use crate::dialect::json::json;
@@ -52,7 +52,7 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let mut document = leaves.clone();
     document.insert("network-config".into(), network_config);
     let whole = whole(record, document, sheet);
-    let leaves = Walk::of(sheet.document(&leaves.into())).with_whole(whole);
+    let leaves = DocumentTree::of(sheet.document(&leaves.into())).with_whole(whole);
     sheet.live_below("/hetzner/v1/metadata", Methods::READ, &[], leaves);
 }
 

@@ -13,7 +13,9 @@ use super::tokens::UNPROXIED;
 use crate::http::{Response, StatusCode};
 use crate::identity::{IssuedToken, IssuerResponse, SigningRequest, TokenRefusal, VmIssuer};
 use crate::record::identity::Audience;
-use crate::store::{Condition, EVERY_DIALECT, Live, LiveOutcome, LiveRequest, Methods, Parked, RequestGuard};
+use crate::store::{
+    Condition, EVERY_DIALECT, LiveOutcome, LiveRequest, LiveRoute, Methods, ParkedCall, RequestGuard,
+};
 
 const PATH: &str = "/v1/identity/jwt";
 /// Media type of a JWT (RFC 7519 section 10.3.1).
@@ -72,18 +74,18 @@ pub(super) fn audience(query: &str) -> Option<Audience> {
     audience.filter(|_| audiences.next().is_none())
 }
 
-impl Live for Jwt {
+impl LiveRoute for Jwt {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let Some(issuer) = &call.vm.issuer else { return UNAVAILABLE.clone().into() };
         let Some(audience) = audience(call.request.target.query) else { return BAD_AUDIENCE.clone().into() };
         match ask(call, issuer, &SigningRequest::token(&audience)) {
-            Got::Token(token) => {
+            SigningOutcome::Token(token) => {
                 Response::new(StatusCode(200), Some(JWT), &[], token.text).within(issuer.hop_limit()).into()
             }
-            Got::Refused(TokenRefusal::Audience) => REFUSED.clone().into(),
-            Got::Refused(TokenRefusal::TooMany) => TOO_MANY.clone().into(),
-            Got::Refused(TokenRefusal::Unavailable) => UNAVAILABLE.clone().into(),
-            Got::Wait(parked) => LiveOutcome::Park(parked),
+            SigningOutcome::Refused(TokenRefusal::Audience) => REFUSED.clone().into(),
+            SigningOutcome::Refused(TokenRefusal::TooMany) => TOO_MANY.clone().into(),
+            SigningOutcome::Refused(TokenRefusal::Unavailable) => UNAVAILABLE.clone().into(),
+            SigningOutcome::Wait(parked) => LiveOutcome::Park(parked),
         }
     }
 
@@ -101,15 +103,15 @@ static ASKS_LESS: LazyLock<Response> =
 /// Answers with a signed document as text: a signature in one line, PKCS#7 in lines as PEM has them.
 pub(super) fn signed(call: &LiveRequest<'_>, issuer: &Arc<VmIssuer>, wanted: &SigningRequest) -> LiveOutcome {
     match ask(call, issuer, wanted) {
-        Got::Token(token) => {
+        SigningOutcome::Token(token) => {
             let text =
                 if let SigningRequest::Signature(_) = wanted { token.text } else { lines(&token.text) };
             Response::new(StatusCode(200), Some(TEXT), &[], text).within(issuer.hop_limit()).into()
         }
-        Got::Refused(TokenRefusal::Audience) => FORBIDDEN.clone().into(),
-        Got::Refused(TokenRefusal::TooMany) => ASKS_LESS.clone().into(),
-        Got::Refused(TokenRefusal::Unavailable) => NOT_SIGNED.clone().into(),
-        Got::Wait(parked) => LiveOutcome::Park(parked),
+        SigningOutcome::Refused(TokenRefusal::Audience) => FORBIDDEN.clone().into(),
+        SigningOutcome::Refused(TokenRefusal::TooMany) => ASKS_LESS.clone().into(),
+        SigningOutcome::Refused(TokenRefusal::Unavailable) => NOT_SIGNED.clone().into(),
+        SigningOutcome::Wait(parked) => LiveOutcome::Park(parked),
     }
 }
 
@@ -119,30 +121,30 @@ fn lines(text: &[u8]) -> Bytes {
 }
 
 /// What a request gets from [`ask`].
-pub(super) enum Got {
+pub(super) enum SigningOutcome {
     /// The token or document.
     Token(IssuedToken),
     /// Nothing.
     Refused(TokenRefusal),
     /// Nothing yet.
-    Wait(Parked),
+    Wait(ParkedCall),
 }
 
 /// Asks for what a request of any dialect wants. A request that has waited for [`SIGN_WITHIN`] is refused.
-pub(super) fn ask(call: &LiveRequest<'_>, issuer: &Arc<VmIssuer>, wanted: &SigningRequest) -> Got {
+pub(super) fn ask(call: &LiveRequest<'_>, issuer: &Arc<VmIssuer>, wanted: &SigningRequest) -> SigningOutcome {
     let state = issuer.number();
     let has_waited = call.parked.is_some_and(|parked| parked.state == state);
     match issuer.ask_for(call.connection.slot, wanted, call.now, has_waited) {
-        IssuerResponse::Token(token) => Got::Token(token),
-        IssuerResponse::Refused(refusal) => Got::Refused(refusal),
+        IssuerResponse::Token(token) => SigningOutcome::Token(token),
+        IssuerResponse::Refused(refusal) => SigningOutcome::Refused(refusal),
         IssuerResponse::Wait => match call.parked {
             Some(parked) if parked.wait.is_ended() || parked.until <= call.now.mono => {
-                Got::Refused(TokenRefusal::Unavailable)
+                SigningOutcome::Refused(TokenRefusal::Unavailable)
             }
-            Some(parked) => Got::Wait(Parked { state, ..parked.clone() }),
+            Some(parked) => SigningOutcome::Wait(ParkedCall { state, ..parked.clone() }),
             None => {
                 let (until, wait) = (call.now.mono + SIGN_WITHIN, call.vm.mailbox.wait());
-                Got::Wait(Parked { until, has_answer: false, state, wait })
+                SigningOutcome::Wait(ParkedCall { until, has_answer: false, state, wait })
             }
         },
     }

@@ -3,16 +3,16 @@
 use std::sync::LazyLock;
 
 use super::sheet::{JSON, RouteBuilder};
-use super::{Access, Description, Mount};
+use super::{AccessCondition, Description, Mount};
 use crate::http::{Response, StatusCode};
 use crate::record::Record;
 use crate::record::values::{Secret, Timestamp};
-use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
-        Mount::open("/v1/identity").needs(Access::Field("Metadata", "true")),
-        Mount::open("/v1/token").needs(Access::Field("Metadata", "true")),
+        Mount::open("/v1/identity").needs(AccessCondition::Field("Metadata", "true")),
+        Mount::open("/v1/token").needs(AccessCondition::Field("Metadata", "true")),
         Mount::open("/healthz"),
     ],
     "vectors",
@@ -91,7 +91,7 @@ struct Token {
     expires: i64,
 }
 
-impl Live for Token {
+impl LiveRoute for Token {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let now = i64::try_from(call.now.unix_seconds).unwrap_or(i64::MAX);
         let answer = if now < self.expires { &self.current } else { &self.expired };

@@ -14,17 +14,20 @@ use sha2::{Digest as _, Sha256};
 
 use super::sheet::{BYTES, RouteBuilder, TEXT, YAML};
 use super::text::text_form;
-use super::{Access, Description, Mount};
+use super::{AccessCondition, Description, Mount};
 use crate::http::target::normalise;
 use crate::http::{Body, Headers, Method, Response, StatusCode};
 use crate::record::Record;
 use crate::record::vm::{Maas, Payload};
 use crate::sink::MessageKind;
-use crate::store::{Live, LiveOutcome, LiveRequest, Methods};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods};
 
-pub(super) static DIALECT: Description =
-    Description::new(&[Mount::open("/MAAS/metadata").needs(Access::Signature)], "`DataSourceMAAS`", render)
-        .remark("the path is `serve.maas_path`");
+pub(super) static DIALECT: Description = Description::new(
+    &[Mount::open("/MAAS/metadata").needs(AccessCondition::Signature)],
+    "`DataSourceMAAS`",
+    render,
+)
+.remark("the path is `serve.maas_path`");
 
 /// Versions that clients request.
 const VERSIONS: [&str; 2] = ["2012-03-01", "latest"];
@@ -70,7 +73,7 @@ struct Tree {
     user_data: Response,
 }
 
-impl Live for Tree {
+impl LiveRoute for Tree {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if let Some(signature) = &self.signature
             && !signature.signs(&call.request.headers)

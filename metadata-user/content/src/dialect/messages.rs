@@ -7,7 +7,7 @@
 use super::sheet::{RouteBuilder, TEXT};
 use crate::http::{Method, Response, StatusCode};
 use crate::sink::MessageKind;
-use crate::store::{EVERY_DIALECT, Live, LiveOutcome, LiveRequest, Methods};
+use crate::store::{EVERY_DIALECT, LiveOutcome, LiveRequest, LiveRoute, Methods};
 
 const POST: Methods = Methods::of(&[Method::Post]);
 
@@ -21,7 +21,7 @@ pub(super) fn render(sheet: &mut RouteBuilder<'_>) {
 #[derive(Debug)]
 struct Message(MessageKind);
 
-impl Live for Message {
+impl LiveRoute for Message {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let body = call.request.body;
         if body.len() > self.0.most_bytes() {

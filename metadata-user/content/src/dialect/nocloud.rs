@@ -12,7 +12,7 @@ use crate::http::{Response, StatusCode};
 use crate::record::network::NetworkMode;
 use crate::record::vm::Payload;
 use crate::record::{AbsentSeed, RESERVED_KEYS, Record};
-use crate::store::{Live, LiveOutcome, LiveRequest, Methods};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -53,7 +53,7 @@ struct NetworkConfig {
     newer: Response,
 }
 
-impl Live for NetworkConfig {
+impl LiveRoute for NetworkConfig {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let is_newer = client::cloud_init(call.request).is_some_and(|version| version >= ROUTES_SINCE);
         if is_newer { self.newer.clone() } else { self.any.clone() }.into()

@@ -27,7 +27,7 @@ use crate::record::vm::Payload;
 use crate::record::{self, Record};
 use crate::sink::MessageKind;
 use crate::store::path::OPENSTACK_VERSIONS;
-use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 
 /// EVE's guests read the same tree.
 pub(super) static DIALECT: Description = Description::new(
@@ -208,7 +208,7 @@ struct Listing {
     later: Response,
 }
 
-impl Live for Listing {
+impl LiveRoute for Listing {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let listing = if is_without_password(call) { &self.first } else { &self.later };
         listing.clone().into()
@@ -223,7 +223,7 @@ impl Live for Listing {
 #[derive(Debug)]
 struct Password;
 
-impl Live for Password {
+impl LiveRoute for Password {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let answer = |status: u16| Response::error(StatusCode(status), &[]);
         if is_without_password(call) {

@@ -14,17 +14,20 @@ use serde_json::{Map, Value};
 
 use super::addresses::{IpVersion, gateway, given, known, network_of, speaks};
 use super::sheet::RouteBuilder;
-use super::walk::Walk;
-use super::{Access, Description, Mount};
+use super::walk::DocumentTree;
+use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};
 use crate::record::values::{Cidr, NicMac};
 use crate::record::vm::Payload;
-use crate::record::{Nic, ORACLE_KEYS, Record, Switch};
-use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::record::{Nic, ORACLE_KEYS, OnOff, Record};
+use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
-    &[Mount::open("/opc/v2").needs(Access::Field("Authorization", "Bearer Oracle")), Mount::open("/opc/v1")],
+    &[
+        Mount::open("/opc/v2").needs(AccessCondition::Field("Authorization", "Bearer Oracle")),
+        Mount::open("/opc/v1"),
+    ],
     "`DataSourceOracle`; systemd-imdsd",
     render,
 )
@@ -48,15 +51,15 @@ static GUARDS: LazyLock<[RequestGuard; 4]> = LazyLock::new(|| {
 
 fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let instance = match instance(record) {
-        Some(instance) => Walk::of(sheet.document(&instance)),
-        None => Walk::unread(sheet.unread()),
+        Some(instance) => DocumentTree::of(sheet.document(&instance)),
+        None => DocumentTree::unread(sheet.unread()),
     };
-    let vnics = Walk::of(sheet.document(&vnics(record)));
+    let vnics = DocumentTree::of(sheet.document(&vnics(record)));
     sheet.live_below("/opc/v2/instance", Methods::READ, &*GUARDS, instance.clone());
     // systemd's client reads user-data at this path, outside the instance.
     sheet.live("/opc/v2/metadata/user_data", Methods::READ, &*GUARDS, UserData(instance.clone()));
     sheet.live_below("/opc/v2/vnics", Methods::READ, &*GUARDS, vnics.clone());
-    if record.serve.opc_v1 == Switch::On {
+    if record.serve.opc_v1 == OnOff::On {
         sheet.live_below("/opc/v1/instance", Methods::READ, &[], instance);
         sheet.live_below("/opc/v1/vnics", Methods::READ, &[], vnics);
     }
@@ -64,9 +67,9 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
 
 /// Serves the user-data from the instance's document.
 #[derive(Debug)]
-struct UserData(Walk);
+struct UserData(DocumentTree);
 
-impl Live for UserData {
+impl LiveRoute for UserData {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         self.0.answer(&LiveRequest { rest: "/metadata/user_data", ..*call })
     }

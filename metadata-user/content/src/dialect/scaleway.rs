@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::addresses::{IpVersion, gateway, given, known, labels};
 use super::sheet::{BYTES, JSON, RouteBuilder, TEXT};
 use super::text::payload_text;
-use super::{Access, Description, Mount, client};
+use super::{AccessCondition, Description, Mount, client};
 use crate::dialect::json::json;
 use crate::http::{Body, Method as Verb, Response, StatusCode};
 use crate::record::network::{Address, AddressMethod};
@@ -23,13 +23,13 @@ use crate::record::values::Cidr;
 use crate::record::vm::Payload;
 use crate::record::{Nic, Record, Role};
 use crate::sink::MessageKind;
-use crate::store::{Host, Live, LiveOutcome, LiveRequest, Methods};
+use crate::store::{Host, LiveOutcome, LiveRequest, LiveRoute, Methods};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
         Mount::open("/").at(Host::Scaleway),
-        Mount::open("/user_data").at(Host::Scaleway).needs(Access::LowPort),
-        Mount::open("/vendor_data").at(Host::Scaleway).needs(Access::LowPort),
+        Mount::open("/user_data").at(Host::Scaleway).needs(AccessCondition::LowPort),
+        Mount::open("/vendor_data").at(Host::Scaleway).needs(AccessCondition::LowPort),
     ],
     "`DataSourceScaleway`; ohai; systemd-imdsd",
     render,
@@ -65,7 +65,7 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     ] {
         let response = response(payload.as_ref(), sheet).and_close();
         let response = sheet.share(response);
-        sheet.live_below(path, Methods::READ, &[], ForRoot { response, keys });
+        sheet.live_below(path, Methods::READ, &[], PayloadFolder { response, keys });
     }
     sheet.live("/state", Methods::of(&[Verb::Patch]), &[], State);
 }
@@ -91,7 +91,7 @@ struct Conf {
 /// a string, where quotes are escaped.
 const ADDRESSES: [&[u8]; 2] = [b"\"public_ips\":[", b"\"public_ips_v4\":["];
 
-impl Live for Conf {
+impl LiveRoute for Conf {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if !asks_for_json(call) {
             return self.shell.clone().into();
@@ -288,13 +288,13 @@ fn entry(nic: &Nic, address: &Address, cidr: Cidr) -> Option<Value> {
 
 /// Serves a payload at its path, where systemd reads it, and as `cloud-init` below.
 #[derive(Debug)]
-struct ForRoot {
+struct PayloadFolder {
     response: Response,
     /// The list of keys in JSON, of which Scaleway's library asks at the path of user-data.
     keys: Option<Response>,
 }
 
-impl Live for ForRoot {
+impl LiveRoute for PayloadFolder {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let (_, port) = call.connection.remote;
         match call.rest {
@@ -314,7 +314,7 @@ impl Live for ForRoot {
 #[derive(Debug)]
 struct State;
 
-impl Live for State {
+impl LiveRoute for State {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let (vm, now) = (call.vm, call.now.unix_seconds);
         vm.mailbox.send(&vm.sinks, MessageKind::Ready, call.request.body, now);

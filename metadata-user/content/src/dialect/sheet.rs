@@ -13,8 +13,8 @@ use crate::http::{Body, Response, StatusCode};
 use crate::identity::VmIssuer;
 use crate::record::vm::Payload;
 use crate::store::{
-    Datasource, Endpoint, Host, Interner, Live, Methods, Notation, RequestGuard, RequestLimit, Responses,
-    ResponsesBuilder, Route, VmState,
+    Datasource, Endpoint, Host, Interner, LiveRoute, Methods, Notation, RequestGuard, RequestLimit,
+    Responses, ResponsesBuilder, Route, VmState,
 };
 
 /// Type of text bodies. Without the charset some clients assume ISO-8859-1.
@@ -166,7 +166,7 @@ impl<'a> RouteBuilder<'a> {
         path: impl Into<Cow<'static, str>>,
         methods: Methods,
         guards: &'static [RequestGuard],
-        live: impl Live + 'static,
+        live: impl LiveRoute + 'static,
     ) {
         let route = Route::of(self.dialect, self.datasource, Endpoint::Live(Arc::new(live)));
         self.add(path, route.guarded(guards).methods(methods));
@@ -178,7 +178,7 @@ impl<'a> RouteBuilder<'a> {
         path: impl Into<Cow<'static, str>>,
         methods: Methods,
         guards: &'static [RequestGuard],
-        live: impl Live + 'static,
+        live: impl LiveRoute + 'static,
     ) {
         let route = Route::of(self.dialect, self.datasource, Endpoint::Live(Arc::new(live)));
         self.add(path, route.guarded(guards).methods(methods).and_below());

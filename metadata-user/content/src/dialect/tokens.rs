@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use super::sheet::{RouteBuilder, TEXT};
 use crate::http::{Method, Response, StatusCode};
-use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 use crate::token::TokenKind;
 
 /// Path of tokens. The same path below another version answers 403.
@@ -59,7 +59,7 @@ impl Tokens {
     }
 }
 
-impl Live for Tokens {
+impl LiveRoute for Tokens {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if call.request.target.path != PATH {
             return Response::error(StatusCode(403), &[]).into();
@@ -81,7 +81,7 @@ impl Live for Tokens {
 #[derive(Debug)]
 struct NoTokens;
 
-impl Live for NoTokens {
+impl LiveRoute for NoTokens {
     fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
         NOT_FOUND.clone().into()
     }

@@ -24,7 +24,7 @@ use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};
 use crate::record::values::NicMac;
 use crate::record::{Nic, Record};
-use crate::store::{Live, LiveOutcome, LiveRequest, Methods};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -94,7 +94,7 @@ struct Whole {
     response: Response,
 }
 
-impl Live for Whole {
+impl LiveRoute for Whole {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if client::cloud_init(call.request).is_none_or(|version| version >= TAKES_INTERFACES) {
             return self.response.clone().into();
@@ -128,7 +128,7 @@ struct Interfaces {
     document: JsonDocument,
 }
 
-impl Live for Interfaces {
+impl LiveRoute for Interfaces {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let mut names = call.rest.split('/').filter(|name| !name.is_empty());
         let node = names.try_fold(self.document.root(), |node, name| node.member(|member| member == name));

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use super::document::{JsonDocument, PartKind};
 use super::sheet::{JSON, TEXT};
 use crate::http::{Response, StatusCode};
-use crate::store::{Live, LiveOutcome, LiveRequest};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute};
 
 /// Serves a document at its path and each part below it: objects and lists as JSON, scalars as text.
 #[derive(Clone, Debug)]
-pub(super) struct Walk {
+pub(super) struct DocumentTree {
     /// The document, or the response to every request until it exists.
     document: Result<Arc<JsonDocument>, Response>,
     /// Response for the whole document, if it differs.
     whole: Option<Response>,
 }
 
-impl Walk {
+impl DocumentTree {
     /// Serves a document.
     pub(super) fn of(document: JsonDocument) -> Self {
         Self { document: Ok(Arc::new(document)), whole: None }
@@ -52,7 +52,7 @@ impl Walk {
     }
 }
 
-impl Live for Walk {
+impl LiveRoute for DocumentTree {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         self.response(call.rest).into()
     }
@@ -64,14 +64,14 @@ impl Live for Walk {
 
 #[cfg(test)]
 mod tests {
-    use super::{JsonDocument, Walk};
+    use super::{DocumentTree, JsonDocument};
     use crate::store::Interner;
     use serde_json::json;
 
     #[test]
     fn parts_are_json_or_text_and_absent_ones_are_404() {
         let value = json!({ "a": [{ "b": "x" }], "n": 7, "none": null, "k/k": "slash" });
-        let walk = Walk::of(JsonDocument::new(&value, &mut Interner::new()));
+        let walk = DocumentTree::of(JsonDocument::new(&value, &mut Interner::new()));
         for (rest, status, body) in [
             ("/a", 200, r#"[{"b":"x"}]"#),
             ("/a/0", 200, r#"{"b":"x"}"#),

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Claims;
-use super::wanted::{SigningRequest, Work};
+use super::wanted::{SigningJob, SigningRequest};
 use super::{Issuer, Permit, count};
 use crate::record::identity::Audience;
 use crate::record::{Owner, Record};
@@ -397,19 +397,19 @@ impl Order {
 
     /// Returns what to sign.
     #[must_use]
-    pub fn work(&self) -> Work {
+    pub fn work(&self) -> SigningJob {
         let text = |document: &Bytes| String::from_utf8_lossy(document).into_owned();
         match &self.wanted {
-            SigningRequest::Token { .. } => Work::Jwt(self.claims()),
-            SigningRequest::Signature(document) => Work::Signature(text(document)),
-            SigningRequest::Envelope(document) => Work::Envelope(text(document)),
-            SigningRequest::Detached { document, .. } => Work::Detached(text(document)),
+            SigningRequest::Token { .. } => SigningJob::Jwt(self.claims()),
+            SigningRequest::Signature(document) => SigningJob::Signature(text(document)),
+            SigningRequest::Envelope(document) => SigningJob::Envelope(text(document)),
+            SigningRequest::Detached { document, .. } => SigningJob::Detached(text(document)),
             SigningRequest::Attested { statement, nonce } => {
                 let mut statement = (**statement).clone();
                 if let Some(nonce) = nonce {
                     statement.insert("nonce".to_owned(), nonce.as_str().into());
                 }
-                Work::Attested(statement)
+                SigningJob::Attested(statement)
             }
         }
     }

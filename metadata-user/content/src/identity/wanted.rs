@@ -120,7 +120,7 @@ impl SigningRequest {
 
 /// What the signer gets. The agent passes each on as the signer's operation of this name.
 #[derive(Debug, PartialEq)]
-pub enum Work {
+pub enum SigningJob {
     /// Claims of a JWT, without those of the signer.
     Jwt(Map<String, Value>),
     /// A JSON object whose bytes are signed.

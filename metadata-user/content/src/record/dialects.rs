@@ -8,7 +8,7 @@ use super::values::{HopLimit, UrlPath};
 
 /// The form in which a dialect carries a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carried {
+pub enum PayloadEncoding {
     /// The dialect does not carry the payload.
     Absent,
     /// As bytes at a separate path.
@@ -25,7 +25,7 @@ pub enum Carried {
     InDocumentOrBase64,
 }
 
-impl Carried {
+impl PayloadEncoding {
     /// Returns whether bytes that are neither UTF-8 nor gzip are lost.
     #[must_use]
     pub fn is_text_only(self) -> bool {
@@ -67,17 +67,17 @@ macro_rules! dialects {
 
             /// Returns the form in which the dialect carries user-data.
             #[must_use]
-            pub fn user_data(self) -> Carried {
+            pub fn user_data(self) -> PayloadEncoding {
                 match self {
-                    $($(Self::$variant => Carried::$user_data,)+)+
+                    $($(Self::$variant => PayloadEncoding::$user_data,)+)+
                 }
             }
 
             /// Returns the form in which the dialect carries vendor-data.
             #[must_use]
-            pub fn vendor_data(self) -> Carried {
+            pub fn vendor_data(self) -> PayloadEncoding {
                 match self {
-                    $($(Self::$variant => Carried::$vendor_data,)+)+
+                    $($(Self::$variant => PayloadEncoding::$vendor_data,)+)+
                 }
             }
 
@@ -236,7 +236,7 @@ pub struct ServeSettings {
     /// Adds `network-interfaces` to NoCloud's meta-data, for cloud-init before 24.3; false by default.
     pub legacy_eni: bool,
     /// Oracle's older tree, `/opc/v1`: `on` or `off`; `on` by default.
-    pub opc_v1: Switch,
+    pub opc_v1: OnOff,
     /// URL path of the MAAS dialect; `/MAAS/metadata` by default.
     pub maas_path: UrlPath,
     /// Rate, connection and size limits of the VM.
@@ -256,7 +256,7 @@ impl Default for ServeSettings {
             absent_seed: AbsentSeed::NoContent,
             gce_root: false,
             legacy_eni: false,
-            opc_v1: Switch::On,
+            opc_v1: OnOff::On,
             maas_path: UrlPath::read("/MAAS/metadata").expect("the default is a path"),
             limits: ServeLimits::default(),
         }
@@ -296,7 +296,7 @@ pub enum Imdsv2 {
 /// A setting with the values `on` and `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Switch {
+pub enum OnOff {
     /// Enabled.
     On,
     /// Disabled.

@@ -9,7 +9,7 @@ use super::Record;
 use super::dialects::DateTree;
 use super::dialects::Dialect;
 use super::parse::way;
-use super::validate::{Checked, Validator};
+use super::validate::{ValidationResult, Validator};
 use super::values::{LINE_CHARS, TextForm, excerpt, text};
 
 /// Keys that NoCloud's meta-data reserves. It omits entries of `metadata` with these names.
@@ -57,7 +57,7 @@ pub fn is_instance_tag(key: &str, value: &str) -> bool {
 
 impl Validator<'_> {
     /// Checks keys and values against the limits. Warns of each entry that a dialect omits.
-    pub(super) fn metadata(&mut self, record: &Record) -> Checked {
+    pub(super) fn metadata(&mut self, record: &Record) -> ValidationResult {
         let entries = &record.metadata.0;
         let has_password = record.admin.as_ref().is_some_and(|admin| admin.password.is_some());
         self.at_most(&way!["metadata"], self.limits.metadata_keys, entries.len(), "keys")?;

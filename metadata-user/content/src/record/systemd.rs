@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::Record;
 use super::dialects::Dialect;
 use super::parse::way;
-use super::validate::{Checked, Validator};
+use super::validate::{ValidationResult, Validator};
 use super::vm::SystemdCredential;
 
 /// The first line of user-data that is for systemd.
@@ -48,7 +48,7 @@ impl Record {
 }
 
 impl Validator<'_> {
-    pub(super) fn systemd(&mut self, record: &Record) -> Checked {
+    pub(super) fn systemd(&mut self, record: &Record) -> ValidationResult {
         let credentials = &record.systemd_credentials;
         let here = way!["systemd_credentials"];
         self.at_most(&here, SYSTEMD_CREDENTIALS, credentials.len(), "credentials")?;

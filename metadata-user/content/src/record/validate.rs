@@ -33,7 +33,7 @@ pub(super) struct Validator<'a> {
     warnings: Vec<Warning>,
 }
 
-pub(super) type Checked = Result<(), RecordError>;
+pub(super) type ValidationResult = Result<(), RecordError>;
 
 /// Checks that values are consistent with each other and within `limits`. Returns the warnings.
 pub(super) fn validate(
@@ -78,14 +78,20 @@ impl Validator<'_> {
         self.warnings.push(Warning { place, message: message.into() });
     }
 
-    pub(super) fn at_most(&self, path: &[PathStep], limit: usize, found: usize, what: &str) -> Checked {
+    pub(super) fn at_most(
+        &self,
+        path: &[PathStep],
+        limit: usize,
+        found: usize,
+        what: &str,
+    ) -> ValidationResult {
         if found <= limit {
             return Ok(());
         }
         Err(self.refuse(path, format_args!("at most {limit} {what}"), found, "remove some"))
     }
 
-    fn counts(&self, record: &Record) -> Checked {
+    fn counts(&self, record: &Record) -> ValidationResult {
         let (limits, network) = (self.limits, &record.network);
         self.at_most(&way!["network", "nics"], limits.nics, network.nics.len(), "NICs")?;
         self.at_most(&way!["network", "dns"], limits.names, network.dns.len(), "resolvers")?;
@@ -103,7 +109,7 @@ impl Validator<'_> {
         self.at_most(&way!["files"], limits.files_bytes, bytes, "bytes in all files")
     }
 
-    fn hostname(&self, record: &Record) -> Checked {
+    fn hostname(&self, record: &Record) -> ValidationResult {
         let length = record.hostname.fqdn().len();
         if length <= FQDN_BYTES {
             return Ok(());
@@ -112,7 +118,7 @@ impl Validator<'_> {
         Err(self.refuse(&way!["hostname"], expected, length, "shorten the domain"))
     }
 
-    fn payloads(&mut self, record: &Record) -> Checked {
+    fn payloads(&mut self, record: &Record) -> ValidationResult {
         let cap = record.serve.limits.user_data;
         if cap > USER_DATA_MAX {
             return Err(self.refuse(
@@ -200,7 +206,7 @@ impl Validator<'_> {
     }
 
     /// Refuses source files outside the record's directory: a record must not expose other files of the node.
-    fn source(&self, path: &[PathStep], source: &FileSource) -> Checked {
+    fn source(&self, path: &[PathStep], source: &FileSource) -> ValidationResult {
         use std::path::Component;
         let inside =
             source.file.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
@@ -229,7 +235,7 @@ impl Validator<'_> {
         }
     }
 
-    fn nics(&mut self, record: &Record) -> Checked {
+    fn nics(&mut self, record: &Record) -> ValidationResult {
         let nics = &record.network.nics;
         let (mut ids, mut labels, mut macs) = (HashMap::new(), HashSet::new(), HashSet::new());
         for (n, nic) in nics.iter().enumerate() {
@@ -284,7 +290,7 @@ impl Validator<'_> {
         Ok(())
     }
 
-    fn nic_kind(&self, n: usize, nic: &Nic) -> Checked {
+    fn nic_kind(&self, n: usize, nic: &Nic) -> ValidationResult {
         let nic_path = way!["network", "nics", n];
         if nic.vlan.is_some() && nic.bond.is_some() {
             let remedy = "make the VLAN a separate NIC on the bond";
@@ -301,7 +307,7 @@ impl Validator<'_> {
         Ok(())
     }
 
-    fn nic_links(&self, n: usize, nic: &Nic, ids: &HashMap<&str, usize>) -> Checked {
+    fn nic_links(&self, n: usize, nic: &Nic, ids: &HashMap<&str, usize>) -> ValidationResult {
         let missing = |link: &str| !ids.contains_key(link) || link == nic.id.as_str();
         let remedy = "use the `id` of another NIC of this record";
         if let Some(vlan) = nic.vlan.as_ref().filter(|vlan| missing(vlan.link.as_str())) {
@@ -322,7 +328,7 @@ impl Validator<'_> {
         }
     }
 
-    fn nic_addresses(&self, n: usize, nic: &Nic) -> Checked {
+    fn nic_addresses(&self, n: usize, nic: &Nic) -> ValidationResult {
         use super::network::AddressMethod;
         for (a, address) in nic.addresses.iter().enumerate() {
             let here = way!["network", "nics", n, "addresses", a];
@@ -401,7 +407,7 @@ impl Validator<'_> {
         }
     }
 
-    fn raw_network(&mut self, record: &Record) -> Checked {
+    fn raw_network(&mut self, record: &Record) -> ValidationResult {
         let network = &record.network;
         let (here, data) = (way!["network", "raw"], way!["network", "network_data"]);
         let remedy = "write a cloud-init network-config, version 1 or 2";
@@ -428,7 +434,7 @@ impl Validator<'_> {
         Ok(())
     }
 
-    fn credentials(&mut self, record: &Record) -> Checked {
+    fn credentials(&mut self, record: &Record) -> ValidationResult {
         let credentials = &record.credentials;
         for credential in Credential::ALL {
             if let Some(source) = credentials.source(credential) {
@@ -476,7 +482,7 @@ impl Validator<'_> {
         Ok(())
     }
 
-    fn identity(&self, record: &Record) -> Checked {
+    fn identity(&self, record: &Record) -> ValidationResult {
         let Some(identity) = &record.identity else { return Ok(()) };
         let audiences = identity.audiences.as_ref().map_or(0, Vec::len);
         self.at_most(&way!["identity", "audiences"], AUDIENCES, audiences, "audiences")?;
@@ -494,7 +500,7 @@ impl Validator<'_> {
         }
     }
 
-    fn serving(&mut self, record: &Record) -> Checked {
+    fn serving(&mut self, record: &Record) -> ValidationResult {
         let serve = &record.serve;
         if serve.dialects.as_ref().is_some_and(Vec::is_empty) {
             self.warn(&way!["serve", "dialects"], "an empty list: nothing is served to this VM");

@@ -27,7 +27,7 @@ const BODY: usize = 256;
 
 /// A request that may follow: a hint, which nothing has checked.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Hint<'a> {
+pub struct RequestHint<'a> {
     /// The slot that sends the request.
     pub slot: Slot,
     /// The host that it is for.
@@ -38,11 +38,11 @@ pub struct Hint<'a> {
 
 impl Store {
     /// Reads ahead what these requests will touch. Changes nothing.
-    pub fn read_ahead(&self, hints: &[Hint<'_>]) {
+    pub fn read_ahead(&self, hints: &[RequestHint<'_>]) {
         hints.chunks(LOADS).for_each(|hints| self.read_some(hints));
     }
 
-    fn read_some(&self, hints: &[Hint<'_>]) {
+    fn read_some(&self, hints: &[RequestHint<'_>]) {
         let loads: [_; LOADS] = std::array::from_fn(|at| {
             let slot = hints.get(at)?.slot as usize;
             black_box(self.buckets.get(slot)?.load(Ordering::Relaxed));
@@ -81,7 +81,7 @@ impl Responses {
     }
 
     /// The first route with the hash of the hint's path; it may be another path's.
-    fn likely(&self, hint: &Hint<'_>) -> Option<&Route> {
+    fn likely(&self, hint: &RequestHint<'_>) -> Option<&Route> {
         let hash = Canonical::of(hint.host, hint.path).hash();
         let host = hint.host.index();
         let at = self.hashes[host].binary_search(&hash).ok()?;
@@ -91,9 +91,9 @@ impl Responses {
 
 #[cfg(test)]
 mod tests {
-    use super::Hint;
+    use super::RequestHint;
     use crate::http::{Headers, Method, Request, RequestTarget, Response, StatusCode};
-    use crate::store::{Endpoint, Explained, Host, Responses, Route, Store, VmState};
+    use crate::store::{Endpoint, Host, LookupExplanation, Responses, Route, Store, VmState};
     use std::sync::Arc;
 
     const PATHS: [&str; 3] = ["/", "/latest/user-data", "/v1/meta-data"];
@@ -111,14 +111,14 @@ mod tests {
     fn a_hint_leads_to_the_route_that_will_answer() {
         let responses = responses();
         for path in PATHS.into_iter().chain(["/2021-03-23/user-data", "/1.0/user-data"]) {
-            let hint = Hint { path, ..Hint::default() };
+            let hint = RequestHint { path, ..RequestHint::default() };
             let request = Request {
                 method: Method::Get,
                 target: RequestTarget { path, query: "" },
                 headers: Headers::new(&[]),
                 body: &[],
             };
-            let Explained::Route { route, .. } = responses.explain(Host::Metadata, &request) else {
+            let LookupExplanation::Route { route, .. } = responses.explain(Host::Metadata, &request) else {
                 panic!("{path} is served")
             };
             assert!(responses.likely(&hint).is_some_and(|likely| std::ptr::eq(likely, route)), "{path}");
@@ -130,10 +130,10 @@ mod tests {
         let (store, responses) = (Store::new(20), responses());
         (0..10).for_each(|slot| store.publish(slot, Arc::clone(&responses)).expect("a slot of the table"));
         let paths = ["", "/", "v1", "//", "/latest", "/latest/", "/openstack/latest/x", "/v1/meta-data", "é"];
-        let hints: Vec<Hint<'_>> = (0..30)
+        let hints: Vec<RequestHint<'_>> = (0..30)
             .chain([u32::MAX])
             .flat_map(|slot| Host::ALL.map(|host| (slot, host)))
-            .flat_map(|(slot, host)| paths.map(|path| Hint { slot, host, path }))
+            .flat_map(|(slot, host)| paths.map(|path| RequestHint { slot, host, path }))
             .collect();
         store.read_ahead(&hints);
         assert_eq!(Arc::strong_count(&responses), 11);

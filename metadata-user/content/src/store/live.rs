@@ -78,7 +78,7 @@ pub struct LiveRequest<'a> {
     /// VM that sent the request.
     pub vm: &'a VmState,
     /// The previous outcome of this request, if that was [`LiveOutcome::Park`].
-    pub parked: Option<&'a Parked>,
+    pub parked: Option<&'a ParkedCall>,
 }
 
 /// Result of a call.
@@ -89,7 +89,7 @@ pub enum LiveOutcome {
     /// The response; the call changed state that parked requests of the VM may wait for.
     Changed(Response),
     /// No response yet. Call again when the VM's record or mailbox changes, at the latest at the given time.
-    Park(Parked),
+    Park(ParkedCall),
 }
 
 impl From<Response> for LiveOutcome {
@@ -100,7 +100,7 @@ impl From<Response> for LiveOutcome {
 
 /// A request that waits for a change.
 #[derive(Clone, Debug)]
-pub struct Parked {
+pub struct ParkedCall {
     /// Latest time of the next call (`Now::mono`).
     pub until: Duration,
     /// The answer can be given now, too: the client only wants to know when it changes. Without this the answer is
@@ -115,7 +115,7 @@ pub struct Parked {
 /// Computes a route's answers per request.
 ///
 /// The packet path calls it: an implementation must not wait, and its allocations must have a limit.
-pub trait Live: Debug + Send + Sync {
+pub trait LiveRoute: Debug + Send + Sync {
     /// Answers one call.
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome;
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::Datasource;
 use super::guard::RequestGuard;
-use super::live::{Live, LiveOutcome, LiveRequest};
+use super::live::{LiveOutcome, LiveRequest, LiveRoute};
 use crate::http::{Headers, Method, Response};
 use crate::record::Dialects;
 
@@ -258,7 +258,7 @@ pub enum Endpoint {
     /// Rendered when the record is published.
     Fixed(Response),
     /// Computed per request.
-    Live(Arc<dyn Live>),
+    Live(Arc<dyn LiveRoute>),
 }
 
 /// Answers the requests of one path.
@@ -279,7 +279,7 @@ pub(super) struct RouteTerms {
     datasource: Datasource,
     /// The dialects that may have routes at the path or above it.
     claims: Dialects,
-    guards: Guards,
+    guards: RequestGuards,
     header: Option<&'static str>,
     methods: Methods,
     below: bool,
@@ -293,15 +293,15 @@ impl std::hash::Hash for RouteTerms {
 
 /// Guards. Two lists are equal if they have one address, because each list is defined once.
 #[derive(Clone, Copy, Debug)]
-struct Guards(&'static [RequestGuard]);
+struct RequestGuards(&'static [RequestGuard]);
 
-impl PartialEq for Guards {
+impl PartialEq for RequestGuards {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.0, other.0)
     }
 }
 
-impl Eq for Guards {}
+impl Eq for RequestGuards {}
 
 impl Route {
     /// Creates a route of a dialect for GET and HEAD, without conditions.
@@ -318,7 +318,7 @@ impl Route {
             dialect,
             datasource,
             claims: Dialects::NONE,
-            guards: Guards(&[]),
+            guards: RequestGuards(&[]),
             header: None,
             methods: Methods::READ,
             below: false,
@@ -359,7 +359,7 @@ impl Route {
     /// Sets the conditions. The first one that fails determines the answer.
     #[must_use]
     pub fn guarded(self, guards: &'static [RequestGuard]) -> Self {
-        self.on(|terms| terms.guards = Guards(guards))
+        self.on(|terms| terms.guards = RequestGuards(guards))
     }
 
     /// Sets the methods.

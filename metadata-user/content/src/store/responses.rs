@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 
 use super::Datasource;
-use super::live::{LiveOutcome, LiveRequest, Parked, VmState};
+use super::live::{LiveOutcome, LiveRequest, ParkedCall, VmState};
 use super::path::{Canonical, Host};
 use super::path::{Endpoint, Methods, Route};
 use crate::http::{Method, Request, Response, StatusCode};
@@ -42,7 +42,7 @@ enum Found<'r, 'p> {
 
 /// Result of a look-up, for reports to people.
 #[derive(Clone, Debug)]
-pub enum Explained<'r, 'p> {
+pub enum LookupExplanation<'r, 'p> {
     /// A route matches: its endpoint answers, or the first of its conditions that fails.
     Route {
         /// Path of the route.
@@ -70,12 +70,12 @@ pub struct Responses {
     pub(super) hashes: [Arc<[u32]>; Host::ALL.len()],
     pub(super) limit: RequestLimit,
     pub(super) vm: VmState,
-    unrendered: Option<Unrendered>,
+    unrendered: Option<UnrenderedDialects>,
 }
 
 /// Dialects of a record that nobody has asked for yet.
 #[derive(Clone, Debug)]
-pub(crate) struct Unrendered {
+pub(crate) struct UnrenderedDialects {
     pub(crate) record: Arc<Record>,
     /// The dialects whose routes are here.
     pub(crate) rendered: Dialects,
@@ -109,7 +109,7 @@ impl Responses {
         now: Now,
         connection: &Connection,
         request: &Request<'_>,
-        parked: Option<&Parked>,
+        parked: Option<&ParkedCall>,
     ) -> LiveOutcome {
         self.answer_of(now, connection, request, parked).0
     }
@@ -121,7 +121,7 @@ impl Responses {
         now: Now,
         connection: &Connection,
         request: &Request<'_>,
-        parked: Option<&Parked>,
+        parked: Option<&ParkedCall>,
     ) -> (LiveOutcome, Datasource) {
         self.answer_found(self.find(Host::at(connection.local), request), now, connection, request, parked)
     }
@@ -133,7 +133,7 @@ impl Responses {
         now: Now,
         connection: &Connection,
         request: &Request<'_>,
-        parked: Option<&Parked>,
+        parked: Option<&ParkedCall>,
     ) -> Option<(LiveOutcome, Datasource)> {
         let host = Host::at(connection.local);
         let path = Canonical::of(host, request.target.path);
@@ -153,7 +153,7 @@ impl Responses {
         now: Now,
         connection: &Connection,
         request: &Request<'_>,
-        parked: Option<&Parked>,
+        parked: Option<&ParkedCall>,
     ) -> (LiveOutcome, Datasource) {
         match found {
             Found::Route(route, rest) => {
@@ -182,13 +182,13 @@ impl Responses {
 
     /// Returns the route that answers a request, for reports to people.
     #[must_use]
-    pub fn explain<'p>(&self, host: Host, request: &Request<'p>) -> Explained<'_, 'p> {
+    pub fn explain<'p>(&self, host: Host, request: &Request<'p>) -> LookupExplanation<'_, 'p> {
         match self.find(host, request) {
-            Found::Route(route, rest) => Explained::Route { path: route.path(), route, rest },
-            Found::Others(others) => {
-                Explained::Others { routes: others.iter().map(|route| (route.path(), route)).collect() }
-            }
-            Found::Nothing => Explained::Nothing,
+            Found::Route(route, rest) => LookupExplanation::Route { path: route.path(), route, rest },
+            Found::Others(others) => LookupExplanation::Others {
+                routes: others.iter().map(|route| (route.path(), route)).collect(),
+            },
+            Found::Nothing => LookupExplanation::Nothing,
         }
     }
 
@@ -199,12 +199,12 @@ impl Responses {
     }
 
     /// Returns the dialects that are not rendered; `None` if all are.
-    pub(crate) fn unrendered(&self) -> Option<&Unrendered> {
+    pub(crate) fn unrendered(&self) -> Option<&UnrenderedDialects> {
         self.unrendered.as_ref()
     }
 
     /// Notes the dialects that are not rendered.
-    pub(crate) fn without(self, unrendered: Unrendered) -> Self {
+    pub(crate) fn without(self, unrendered: UnrenderedDialects) -> Self {
         Self { unrendered: Some(unrendered).filter(|rest| !rest.missing.is_empty()), ..self }
     }
 

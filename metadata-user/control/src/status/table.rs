@@ -7,8 +7,8 @@ use metadata_base::printable::{Printable, counted, printable};
 use metadata_content::record::values::Timestamp;
 
 use super::{
-    AgentStatus, ApiServer, GuestState, GuestStatus, GuestWay, IssuerState, PortState, Proxmox, RecordMemory,
-    Shadowed, Share, SharedUuid, TenantShare, Unread,
+    AgentStatus, ApiServer, FailedReads, GuestState, GuestStatus, GuestWay, IssuerState, PortState, Proxmox,
+    RecordMemory, ShadowedRecord, Share, SharedUuid, TenantShare,
 };
 
 /// Width of the left column, in characters.
@@ -51,7 +51,7 @@ pub(super) fn status(status: &AgentStatus, out: &mut dyn Write) -> io::Result<()
         out,
     )?;
     let shadowed = status.shadowed.iter();
-    list("shadowed", shadowed.map(|Shadowed { record, by }| format!("{record}: by {by}")), out)?;
+    list("shadowed", shadowed.map(|ShadowedRecord { record, by }| format!("{record}: by {by}")), out)?;
     let shared = status.shared_uuids.iter().map(|SharedUuid { uuid, records, unlisted }| {
         let more = if *unlisted > 0 { format!(" and {unlisted} more") } else { String::new() };
         format!("{uuid}: {}{more}", records.join(", "))
@@ -144,7 +144,7 @@ fn proxmox(node: &Proxmox, out: &mut dyn Write) -> io::Result<()> {
     let read_only = node.read_only.then(|| "read-only: the cluster has no quorum".to_owned());
     let failing = node.failing.as_ref();
     let failing =
-        failing.map(|Unread { since, reason }| format!("unreadable for {}: {reason}", Span(*since)));
+        failing.map(|FailedReads { since, reason }| format!("unreadable for {}: {reason}", Span(*since)));
     list("Proxmox VE", std::iter::once(looked).chain(read_only).chain(failing), out)
 }
 
@@ -247,11 +247,11 @@ impl Display for Span {
 
 #[cfg(test)]
 mod tests {
-    use super::{Proxmox, RecordMemory, Share, Span, TenantShare, Unread, guests, status};
+    use super::{FailedReads, Proxmox, RecordMemory, Share, Span, TenantShare, guests, status};
     use crate::status::{
-        AgentStatus, ApiServer, AttachmentStatus, ExpectedMac, GuestState, GuestStatus, GuestUsage, GuestWay,
-        InstanceState, Instances, IssuerState, MacMismatch, Phase, PortState, PortStatus, PortSummary,
-        RecentWarning, RefusedRecord, Shadowed, Unanswered, WorkerStatus,
+        AgentStatus, ApiServer, AttachmentStatus, ExpectedMac, FailedRequests, GuestState, GuestStatus,
+        GuestUsage, GuestWay, InstanceState, Instances, IssuerState, MacMismatch, Phase, PortState,
+        PortStatus, PortSummary, RecentWarning, RefusedRecord, ShadowedRecord, WorkerStatus,
     };
 
     fn some() -> AgentStatus {
@@ -312,11 +312,15 @@ mod tests {
                         .into(),
                 },
             ],
-            shadowed: vec![Shadowed { record: "ns.yaml".into(), by: "api/ns".into() }],
+            shadowed: vec![ShadowedRecord { record: "ns.yaml".into(), by: "api/ns".into() }],
             api_server: Some(ApiServer {
                 asked_for: 93_783.0,
                 answered: Some(310.0),
-                failing: Some(Unanswered { since: 189.0, kind: "forbidden".into(), reason: "403 no".into() }),
+                failing: Some(FailedRequests {
+                    since: 189.0,
+                    kind: "forbidden".into(),
+                    reason: "403 no".into(),
+                }),
                 failures: [("forbidden".into(), 12)].into(),
             }),
             identity: Some(IssuerState {
@@ -332,7 +336,7 @@ mod tests {
                 directory: "/etc/pve/qemu-server".into(),
                 looked: Some(62.0),
                 read_only: true,
-                failing: Some(Unread { since: 61.0, reason: "no".into() }),
+                failing: Some(FailedReads { since: 61.0, reason: "no".into() }),
             }),
             counters: [("identity_mismatch".into(), 3), ("over_limit".into(), 0)].into(),
             lately: vec![RecentWarning {

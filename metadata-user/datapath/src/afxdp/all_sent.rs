@@ -24,7 +24,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use super::sys::Mapping;
-use crate::stack::{AckLedger, Displaced, Heard};
+use crate::stack::{AckLedger, DisplacedConnection, KernelReceipt};
 use cell::AtomicEntry;
 
 mod cell;
@@ -105,11 +105,11 @@ impl AckLedger for AllSentTable {
         self.cell(flow).is_opened(flow.mark())
     }
 
-    fn post(&mut self, flow: Flow, entry: AllSent) -> Option<Displaced> {
+    fn post(&mut self, flow: Flow, entry: AllSent) -> Option<DisplacedConnection> {
         self.cell(flow).post(entry)
     }
 
-    fn look(&self, flow: Flow) -> Option<Heard> {
+    fn look(&self, flow: Flow) -> Option<KernelReceipt> {
         self.cell(flow).look(flow.number())
     }
 
@@ -120,7 +120,10 @@ impl AckLedger for AllSentTable {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALL_SENT, AckLedger as _, AllSent, AllSentTable, AtomicEntry, Displaced, Heard, Mapping};
+    use super::{
+        ALL_SENT, AckLedger as _, AllSent, AllSentTable, AtomicEntry, DisplacedConnection, KernelReceipt,
+        Mapping,
+    };
     use metadata_common::cookie::{CookieKey, Flow};
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -169,11 +172,11 @@ mod tests {
         let mut table = table();
         assert_eq!(table.look(flow(1)), None);
         table.post(flow(1), entry(flow(1)));
-        assert_eq!(table.look(flow(1)), Some(Heard { acknowledged: 6, closed: 5 }));
+        assert_eq!(table.look(flow(1)), Some(KernelReceipt { acknowledged: 6, closed: 5 }));
         table.cell(flow(1)).acknowledged.store(7, Ordering::Relaxed);
-        assert_eq!(table.look(flow(1)), Some(Heard { acknowledged: 7, closed: 5 }));
+        assert_eq!(table.look(flow(1)), Some(KernelReceipt { acknowledged: 7, closed: 5 }));
         table.cell(flow(1)).closed.store(7, Ordering::Relaxed);
-        assert_eq!(table.look(flow(1)), Some(Heard { acknowledged: 7, closed: 7 }));
+        assert_eq!(table.look(flow(1)), Some(KernelReceipt { acknowledged: 7, closed: 7 }));
     }
 
     #[test]
@@ -187,8 +190,11 @@ mod tests {
         table.cell(flow(1)).closed.store(7, Ordering::Relaxed);
         assert_eq!(table.post(flow(1), entry(flow(1))), None, "it takes its own entry");
         table.cell(flow(1)).closed.store(7, Ordering::Relaxed);
-        let heard = Heard { acknowledged: 6, closed: 7 };
-        assert_eq!(table.post(other, entry(other)), Some(Displaced { flow: flow(1).number(), heard }));
+        let heard = KernelReceipt { acknowledged: 6, closed: 7 };
+        assert_eq!(
+            table.post(other, entry(other)),
+            Some(DisplacedConnection { flow: flow(1).number(), heard })
+        );
         assert_eq!(table.look(flow(1)), None);
         assert!(table.look(other).is_some());
         table.withdraw(other);

@@ -71,13 +71,13 @@ impl ModelKernel {
 
 /// A receiver, and a model kernel at the other ends of its rings.
 #[derive(Debug)]
-pub struct Rig {
+pub struct ModelRig {
     pub(super) receiver: Receiver,
     pub(super) kernel: ModelKernel,
     chunks: u32,
 }
 
-impl Rig {
+impl ModelRig {
     /// Creates a receiver with `chunks` chunks of `chunk_size` bytes, all given to the kernel, and an RX ring of
     /// `rx_ring` places, a power of two. The cursors of both rings start at `start`.
     ///

@@ -251,7 +251,7 @@ fn map<T: RingCell>(
 
 /// Counters of received frames on our side of the rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Received {
+pub(super) struct ReceiveCounters {
     /// Frames lent to the caller.
     pub(super) frames: u64,
     /// Bytes in the lent frames.
@@ -271,7 +271,7 @@ pub(super) struct Receiver {
     /// The chunks of the frames that are lent; empty between calls.
     group: Vec<UmemFrame>,
     umem: Umem,
-    received: Received,
+    received: ReceiveCounters,
 }
 
 impl Receiver {
@@ -288,7 +288,7 @@ impl Receiver {
             pool: frames,
             group: Vec::with_capacity(GROUP),
             umem,
-            received: Received::default(),
+            received: ReceiveCounters::default(),
         };
         receiver.refill();
         receiver
@@ -358,7 +358,7 @@ impl Receiver {
         self.fill.publish();
     }
 
-    pub(super) fn received(&self) -> Received {
+    pub(super) fn received(&self) -> ReceiveCounters {
         self.received
     }
 

@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
 
 use super::{
-    Both, FrameError, FrameSource, HEADER_LEN, HubTap, LinkReceiver, LinkStats, MAX_FRAME, TapStats, slot_of,
+    AlternatingSources, FrameError, FrameSource, HEADER_LEN, HubTap, LinkReceiver, LinkStats, MAX_FRAME,
+    TapStats, slot_of,
 };
 use crate::afxdp::SocketStats;
 use crate::stack::Transmit as _;
@@ -63,7 +64,7 @@ fn two_sources_alternate_and_neither_starves() {
         let (end, _) = UnixDatagram::pair().expect("a pair of sockets");
         Queue(vec![vec![byte]; count], end)
     };
-    let mut both = Both::new(queue(1, 6), queue(2, 100)).expect("two descriptors");
+    let mut both = AlternatingSources::new(queue(1, 6), queue(2, 100)).expect("two descriptors");
     let mut turn = |max| {
         let mut got = Vec::new();
         let lent = both.receive(max, |group| got.extend(group.iter().map(|frame| frame[0])));

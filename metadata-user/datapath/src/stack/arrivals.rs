@@ -2,7 +2,7 @@
 
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
-use metadata_common::cookie::{Abilities, CookieCheck, Flow, check};
+use metadata_common::cookie::{CookieCheck, Flow, TcpOptions, check};
 use metadata_common::maps::Slot;
 use metadata_common::wire::{ethernet, ipv4, ipv6, protocol, tcp};
 use std::hint::black_box;
@@ -10,10 +10,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::config::{RECEIVE_BUFFER, TIME_WAIT};
-use super::connection::{Cause, Conn};
+use super::connection::{StackConnection, TurnCause};
 use super::emit::Header;
 use super::frame::{EthernetAddresses, FIN, RST, SYN, Segment, Tuple, before};
-use super::seam::{AckLedger, Glimpse, Service, Transmit};
+use super::seam::{AckLedger, FramePreview, Service, Transmit};
 use super::tcb::Tcb;
 use super::timewait::TimeWait;
 use super::{Stack, receive};
@@ -88,7 +88,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         }
         if conn.tcb.expects(segment) {
             conn.tcb.route = source.route;
-            return self.turn_and_stir(source.now, at, Cause::Segment(segment), out);
+            return self.turn_and_stir(source.now, at, TurnCause::Segment(segment), out);
         }
         let numbers = conn.numbers();
         match self.check(source.flow, segment).filter(|_| !numbers.cover(segment)) {
@@ -99,7 +99,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
                     self.begin(source, segment, abilities, out);
                 }
             }
-            _ => self.turn_and_stir(source.now, at, Cause::Segment(segment), out),
+            _ => self.turn_and_stir(source.now, at, TurnCause::Segment(segment), out),
         }
     }
 
@@ -181,7 +181,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         &mut self,
         source: SegmentContext,
         segment: &Segment<'_>,
-        abilities: Abilities,
+        abilities: TcpOptions,
         out: &mut dyn Transmit,
     ) {
         let SegmentContext { now, slot, route, flow } = source;
@@ -197,11 +197,11 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         let mut tcb = Tcb::new(segment, abilities, largest, route, now.mono);
         tcb.takes_long = self.config.guest_devices.takes_long(slot);
         self.ledger.hold(flow);
-        let at = self.table.insert(Conn::new(tcb, flow, slot, port.conns.len(), exchange));
+        let at = self.table.insert(StackConnection::new(tcb, flow, slot, port.conns.len(), exchange));
         port.conns.push(at);
         self.held.set(slot, port.conns.len());
         self.stats.accepted += 1;
-        self.turn_and_stir(now, at, Cause::Segment(segment), out);
+        self.turn_and_stir(now, at, TurnCause::Segment(segment), out);
     }
 
     /// Limit of payload bytes per segment to a slot's guest: what its device's MTU allows, or less if longer
@@ -235,7 +235,8 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
 const LINE: usize = 64;
 
 /// A look at a frame that shows nothing.
-const NOTHING: Glimpse<'_> = Glimpse { slot: 0, local: (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0), payload: &[] };
+const NOTHING: FramePreview<'_> =
+    FramePreview { slot: 0, local: (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0), payload: &[] };
 
 impl<S: Service, L: AckLedger> Stack<S, L> {
     /// Reads ahead what [`receive`](Self::receive) will touch for these frames. Changes nothing.
@@ -251,7 +252,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         let (mut glimpses, mut flows) = ([NOTHING; GROUP], [None; GROUP]);
         for ((slot, frame), place) in group.iter().zip(0..) {
             let seen = self.glimpse(*slot, frame);
-            glimpses[place] = seen.map_or(Glimpse { slot: *slot, ..NOTHING }, |(glimpse, _)| glimpse);
+            glimpses[place] = seen.map_or(FramePreview { slot: *slot, ..NOTHING }, |(glimpse, _)| glimpse);
             flows[place] = seen.map(|(_, flow)| flow);
         }
         let glimpses = &glimpses[..group.len()];
@@ -266,7 +267,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
 
     /// Reads the entries of the frames' flows. For each port it also reads what the next request of a guest cleans up:
     /// its last connection, which the kernel has ended, and its oldest flow in TIME-WAIT.
-    fn read_ports(&self, glimpses: &[Glimpse<'_>], flows: &[Option<Flow>]) {
+    fn read_ports(&self, glimpses: &[FramePreview<'_>], flows: &[Option<Flow>]) {
         let (mut conns, mut oldest) = ([None; GROUP], [None; GROUP]);
         for (glimpse, place) in glimpses.iter().zip(0..) {
             let Some(port) = self.ports.get(glimpse.slot) else { continue };
@@ -291,7 +292,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
     }
 
     /// Looks at a frame without checks. `None` unless it looks like a TCP segment without IP options or extensions.
-    fn glimpse<'f>(&self, slot: Slot, frame: &'f [u8]) -> Option<(Glimpse<'f>, Flow)> {
+    fn glimpse<'f>(&self, slot: Slot, frame: &'f [u8]) -> Option<(FramePreview<'f>, Flow)> {
         let packet = frame.get(ethernet::HEADER..)?;
         let (remote, local, segment): (IpAddr, IpAddr, _) = match packet.first()? {
             &ipv4::VERSION_IHL if packet.get(ipv4::PROTOCOL)? == &protocol::TCP => {
@@ -318,7 +319,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         // The byte before the flags has the length of the header in words of four bytes (RFC 9293 §3.1).
         let header = usize::from(segment.get(tcp::FLAGS - 1)? >> 4) * 4;
         let payload = segment.get(header..).unwrap_or_default();
-        Some((Glimpse { slot, local, payload }, flow))
+        Some((FramePreview { slot, local, payload }, flow))
     }
 }
 

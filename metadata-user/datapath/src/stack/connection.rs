@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::config::{PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEND_AHEAD};
 use super::frame::{RST, Segment};
-use super::receive::Arrival;
-use super::seam::{AckLedger, Displaced, Heard};
+use super::receive::SegmentOutcome;
+use super::seam::{AckLedger, DisplacedConnection, KernelReceipt};
 use super::seam::{ConnectionAction, Exchange};
 use super::send::FrameWriter;
 use super::tcb::Tcb;
@@ -29,7 +29,7 @@ const _: () = assert!(RECEIVE_BUFFER == WINDOW as usize);
 
 /// Why a connection gets a turn.
 #[derive(Clone, Copy)]
-pub(super) enum Cause<'a> {
+pub(super) enum TurnCause<'a> {
     /// A segment of the connection arrived.
     Segment(&'a Segment<'a>),
     /// The connection's deadline passed.
@@ -63,12 +63,12 @@ pub(super) struct TurnEffects {
     /// The exchange changed something that other exchanges of its slot may wait for.
     pub(super) stirred: bool,
     /// The connection whose ledger entry this one replaced.
-    pub(super) displaced: Option<Displaced>,
+    pub(super) displaced: Option<DisplacedConnection>,
 }
 
 /// How a connection is ranked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Rating {
+pub(super) struct ConnectionRank {
     /// All output is acknowledged, and the exchange waits for the guest's next request or FIN.
     pub(super) idle: bool,
     /// The connection waits only for the guest's FIN.
@@ -87,7 +87,7 @@ pub(super) struct TurnContext<'a, L> {
 }
 
 /// A connection and its exchange.
-pub(super) struct Conn<E> {
+pub(super) struct StackConnection<E> {
     pub(super) tcb: Tcb,
     pub(super) flow: Flow,
     pub(super) slot: Slot,
@@ -96,7 +96,7 @@ pub(super) struct Conn<E> {
     /// When the connection next needs a turn.
     pub(super) deadline: Option<Duration>,
     /// The last rating.
-    pub(super) rated: Rating,
+    pub(super) rated: ConnectionRank,
     /// The connection has deferred output.
     owes: bool,
     exchange: E,
@@ -108,7 +108,7 @@ pub(super) struct Conn<E> {
     posted: Option<(u32, u32, u16)>,
 }
 
-impl<E: Exchange> Conn<E> {
+impl<E: Exchange> StackConnection<E> {
     /// Creates a connection whose first segment is processed next.
     pub(super) fn new(tcb: Tcb, flow: Flow, slot: Slot, place: usize, exchange: E) -> Self {
         Self {
@@ -117,7 +117,7 @@ impl<E: Exchange> Conn<E> {
             slot,
             place,
             deadline: None,
-            rated: Rating::default(),
+            rated: ConnectionRank::default(),
             owes: false,
             exchange,
             waiting: None,
@@ -146,10 +146,10 @@ impl<E: Exchange> Conn<E> {
     }
 
     /// The current rating.
-    pub(super) fn rating(&self) -> Rating {
+    pub(super) fn rating(&self) -> ConnectionRank {
         let lingers = self.lingers();
         let idle = self.tcb.una == self.tcb.max && (lingers || (self.waits() && self.exchange.is_idle()));
-        Rating { idle, lingers, owes: self.owes }
+        ConnectionRank { idle, lingers, owes: self.owes }
     }
 
     /// Notifies the exchange of a drain and makes the connection due.
@@ -184,14 +184,14 @@ impl<E: Exchange> Conn<E> {
     pub(super) fn turn<L: AckLedger>(
         &mut self,
         scene: &mut TurnContext<'_, L>,
-        cause: Cause<'_>,
+        cause: TurnCause<'_>,
     ) -> (ConnectionState, TurnEffects) {
         let now = scene.now.mono;
         let mut turn = TurnEffects::default();
         let mut payload: &[u8] = &[];
         let mut due = true;
         match cause {
-            Cause::Segment(segment) => {
+            TurnCause::Segment(segment) => {
                 if self.posted.is_some() && segment.length() > 0 {
                     // The kernel may have consumed the acknowledgement that arrived in time.
                     self.tcb.recovery.forget_timing();
@@ -202,18 +202,18 @@ impl<E: Exchange> Conn<E> {
                     return (ConnectionState::Closed(self.numbers()), turn);
                 }
                 match self.tcb.arrived(segment, now) {
-                    Arrival::Reset => return (ConnectionState::Gone, turn),
-                    Arrival::Taken(bytes) => payload = bytes,
+                    SegmentOutcome::Reset => return (ConnectionState::Gone, turn),
+                    SegmentOutcome::Taken(bytes) => payload = bytes,
                 }
                 let finished = self.tcb.guest_finished && !self.finish_passed;
                 due = self.waiting.is_none() || !payload.is_empty() || finished;
             }
-            Cause::Timer => {
+            TurnCause::Timer => {
                 self.hear(scene.ledger, now);
                 due = self.waiting.is_none_or(|until| until.is_some_and(|until| until <= now));
             }
-            Cause::Change => {}
-            Cause::Allowance => due = self.waiting.is_none(),
+            TurnCause::Change => {}
+            TurnCause::Allowance => due = self.waiting.is_none(),
         }
         let overdue = |conn: &Self| conn.tcb.patience().is_some_and(|limit| limit <= now);
         if overdue(self) && self.hear(scene.ledger, now).is_none() && overdue(self) {
@@ -297,7 +297,7 @@ impl<E: Exchange> Conn<E> {
     }
 
     /// Applies the connection's ledger entry. Returns the numbers to remember if both sides have closed.
-    pub(super) fn heard(&mut self, heard: Heard, now: Duration) -> Option<Numbers> {
+    pub(super) fn heard(&mut self, heard: KernelReceipt, now: Duration) -> Option<Numbers> {
         let (sent, received, finished) = self.posted?;
         let is_new = self.tcb.max == sent && self.tcb.rcv == received;
         if is_new && heard.acknowledged == sent && self.tcb.una != sent {

@@ -57,7 +57,7 @@ impl EthernetAddresses {
 
 /// Why a frame is dropped; each reason has a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Drop {
+pub(super) enum DropReason {
     Malformed,
     Checksum,
     Address,
@@ -82,8 +82,8 @@ pub(super) enum Inbound<'a> {
 pub(super) fn parse<'a>(
     frame: &'a [u8],
     served: &[IpAddr],
-) -> Result<(EthernetAddresses, Inbound<'a>), Drop> {
-    let (header, rest) = frame.split_at_checked(ETHERNET).ok_or(Drop::Malformed)?;
+) -> Result<(EthernetAddresses, Inbound<'a>), DropReason> {
+    let (header, rest) = frame.split_at_checked(ETHERNET).ok_or(DropReason::Malformed)?;
     let mac = |at: usize| Mac(std::array::from_fn(|i| header[at + i]));
     let (destination, source) = (mac(0), mac(6));
     let from = if destination.is_group() { Mac::SERVICE } else { destination };
@@ -91,46 +91,46 @@ pub(super) fn parse<'a>(
         ARP => Ok(Inbound::Arp(rest)),
         IPV4 => ipv4(rest, served),
         IPV6 => ipv6(rest, served),
-        _ => Err(Drop::Protocol),
+        _ => Err(DropReason::Protocol),
     }?;
     Ok((EthernetAddresses { to: source, from }, inbound))
 }
 
-fn ipv4<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
-    let packet = Ipv4Packet::new_checked(bytes).map_err(|_| Drop::Malformed)?;
+fn ipv4<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, DropReason> {
+    let packet = Ipv4Packet::new_checked(bytes).map_err(|_| DropReason::Malformed)?;
     if packet.version() != 4 {
-        return Err(Drop::Malformed);
+        return Err(DropReason::Malformed);
     }
     // RFC 1122 §3.2.1.2. The IPv4 header checksum is never offloaded.
     if !packet.verify_checksum() {
-        return Err(Drop::Checksum);
+        return Err(DropReason::Checksum);
     }
     if packet.more_frags() || packet.frag_offset() != 0 {
-        return Err(Drop::Fragment);
+        return Err(DropReason::Fragment);
     }
     let source = packet.src_addr();
     if source.is_unspecified() || source.is_multicast() || source.is_broadcast() {
-        return Err(Drop::Address);
+        return Err(DropReason::Address);
     }
     let destination = IpAddr::V4(packet.dst_addr());
     if !served.contains(&destination) {
-        return Err(Drop::Address);
+        return Err(DropReason::Address);
     }
     let payload = &bytes[usize::from(packet.header_len())..usize::from(packet.total_len())];
     let source = IpAddr::V4(source);
     match (u8::from(packet.next_header()), payload.first()) {
         (TCP, _) => Ok(Inbound::Segment { source, destination, tcp: payload }),
         // There is no pseudo-header, so offload cannot leave a partial checksum (RFC 792).
-        (ICMP, Some(&ECHO_REQUEST)) if !is_complete(0, payload) => Err(Drop::Checksum),
+        (ICMP, Some(&ECHO_REQUEST)) if !is_complete(0, payload) => Err(DropReason::Checksum),
         (ICMP, Some(&ECHO_REQUEST)) => Ok(Inbound::Echo { source, destination, icmp: payload }),
-        _ => Err(Drop::Protocol),
+        _ => Err(DropReason::Protocol),
     }
 }
 
-fn ipv6<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
-    let packet = Ipv6Packet::new_checked(bytes).map_err(|_| Drop::Malformed)?;
+fn ipv6<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, DropReason> {
+    let packet = Ipv6Packet::new_checked(bytes).map_err(|_| DropReason::Malformed)?;
     if packet.version() != 6 {
-        return Err(Drop::Malformed);
+        return Err(DropReason::Malformed);
     }
     let payload = &bytes[packet.header_len()..packet.total_len()];
     let (source, destination) = (packet.src_addr(), IpAddr::V6(packet.dst_addr()));
@@ -139,16 +139,16 @@ fn ipv6<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
         return solicitation(source, packet.dst_addr(), packet.hop_limit(), payload);
     }
     if source.is_unspecified() || source.is_multicast() || !served.contains(&destination) {
-        return Err(Drop::Address);
+        return Err(DropReason::Address);
     }
     let source = IpAddr::V6(source);
     match (protocol, payload.first()) {
         (TCP, _) => Ok(Inbound::Segment { source, destination, tcp: payload }),
         (ICMPV6, Some(&ECHO_REQUEST_V6)) if !is_message_sound(source, destination, payload) => {
-            Err(Drop::Checksum)
+            Err(DropReason::Checksum)
         }
         (ICMPV6, Some(&ECHO_REQUEST_V6)) => Ok(Inbound::Echo { source, destination, icmp: payload }),
-        _ => Err(Drop::Protocol),
+        _ => Err(DropReason::Protocol),
     }
 }
 
@@ -164,14 +164,14 @@ fn solicitation<'a>(
     destination: Ipv6Addr,
     hop_limit: u8,
     icmp: &'a [u8],
-) -> Result<Inbound<'a>, Drop> {
+) -> Result<Inbound<'a>, DropReason> {
     if hop_limit != 255 || icmp.len() < 24 || icmp[1] != 0 {
-        return Err(Drop::Malformed);
+        return Err(DropReason::Malformed);
     }
     if !is_message_sound(source.into(), destination.into(), icmp) {
-        return Err(Drop::Checksum);
+        return Err(DropReason::Checksum);
     }
-    let target = Ipv6Addr::from(<[u8; 16]>::try_from(&icmp[8..24]).map_err(|_| Drop::Malformed)?);
+    let target = Ipv6Addr::from(<[u8; 16]>::try_from(&icmp[8..24]).map_err(|_| DropReason::Malformed)?);
     Ok(Inbound::Solicitation { source, target })
 }
 
@@ -191,23 +191,26 @@ impl ArpAnswer {
 
 /// The reply to an ARP packet. There is one if the packet requests a served address (RFC 826), also for a probe from
 /// 0.0.0.0 (RFC 5227 §2.1.1).
-pub(super) fn answer_arp(arp: &[u8], is_ours: impl Fn(Ipv4Addr) -> bool) -> Result<Option<ArpAnswer>, Drop> {
-    let packet = ArpPacket::new_checked(arp).map_err(|_| Drop::Malformed)?;
+pub(super) fn answer_arp(
+    arp: &[u8],
+    is_ours: impl Fn(Ipv4Addr) -> bool,
+) -> Result<Option<ArpAnswer>, DropReason> {
+    let packet = ArpPacket::new_checked(arp).map_err(|_| DropReason::Malformed)?;
     let ArpRepr::EthernetIpv4 {
         operation,
         source_hardware_addr,
         source_protocol_addr,
         target_protocol_addr,
         ..
-    } = ArpRepr::parse(&packet).map_err(|_| Drop::Malformed)?
+    } = ArpRepr::parse(&packet).map_err(|_| DropReason::Malformed)?
     else {
-        return Err(Drop::Protocol);
+        return Err(DropReason::Protocol);
     };
     if operation != ArpOperation::Request {
         return Ok(None);
     }
     if !is_ours(target_protocol_addr) {
-        return Err(Drop::Address);
+        return Err(DropReason::Address);
     }
     Ok(Some(ArpAnswer(ArpRepr::EthernetIpv4 {
         operation: ArpOperation::Reply,
@@ -309,17 +312,17 @@ pub(super) struct Segment<'a> {
 
 impl<'a> Segment<'a> {
     /// Parses a TCP header and its payload, if the checksum is correct.
-    pub(super) fn read(source: IpAddr, destination: IpAddr, tcp: &'a [u8]) -> Result<Self, Drop> {
-        let (header, rest) = tcp.split_first_chunk::<HEADER>().ok_or(Drop::Malformed)?;
-        let options = (usize::from(header[12] >> 4) * 4).checked_sub(HEADER).ok_or(Drop::Malformed)?;
-        let (options, payload) = rest.split_at_checked(options).ok_or(Drop::Malformed)?;
+    pub(super) fn read(source: IpAddr, destination: IpAddr, tcp: &'a [u8]) -> Result<Self, DropReason> {
+        let (header, rest) = tcp.split_first_chunk::<HEADER>().ok_or(DropReason::Malformed)?;
+        let options = (usize::from(header[12] >> 4) * 4).checked_sub(HEADER).ok_or(DropReason::Malformed)?;
+        let (options, payload) = rest.split_at_checked(options).ok_or(DropReason::Malformed)?;
         let half = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
         let word = |at: usize| u32::from(half(at)) << 16 | u32::from(half(at + 2));
         if half(0) == 0 || half(2) == 0 {
-            return Err(Drop::Malformed);
+            return Err(DropReason::Malformed);
         }
         if !is_sound(pseudo(source, destination, TCP, tcp.len()), tcp, [header[16], header[17]]) {
-            return Err(Drop::Checksum);
+            return Err(DropReason::Checksum);
         }
         let flags = header[13];
         Ok(Self {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Stack;
 use super::arrivals::SegmentContext;
-use super::connection::Conn;
+use super::connection::StackConnection;
 use super::emit::Header;
 use super::frame::{FIN, RST, Segment};
 use super::seam::{AckLedger, Exchange, Service, Transmit};
@@ -154,7 +154,7 @@ pub trait ServedFlows {
 }
 
 /// A drain in progress.
-pub(super) struct Draining {
+pub(super) struct DrainState {
     claims: Option<Box<dyn ServedFlows + Send>>,
     /// When the last connection may start.
     admits: Duration,
@@ -181,14 +181,14 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
             self.table.waiting().for_each(|flow| claims.claim(flow));
         }
         let admits = end - limit / LAST_GUESTS;
-        self.draining = Some(Draining { claims, admits, until, end });
+        self.draining = Some(DrainState { claims, admits, until, end });
     }
 
     /// Cancels the drain, because no agent has taken over. Closed connections stay closed.
     pub fn resume(&mut self) {
         if self.draining.take().is_some() {
             for at in 0..self.table.span() {
-                self.table.get_mut(at).into_iter().for_each(Conn::resume);
+                self.table.get_mut(at).into_iter().for_each(StackConnection::resume);
             }
         }
     }

@@ -4,7 +4,7 @@
 //! retransmits. Requests are only a segment or two long.
 
 use metadata_common::answer::{SEGMENT_UNSAID_V4, SEGMENT_UNSAID_V6, segment_v4, segment_v6};
-use metadata_common::cookie::{Abilities, CookieKey, Flow, SCALE_MAX, again, issue};
+use metadata_common::cookie::{CookieKey, Flow, SCALE_MAX, TcpOptions, again, issue};
 use std::time::Duration;
 
 use super::config::RECEIVE_BUFFER;
@@ -14,14 +14,14 @@ use super::tcb::Tcb;
 
 /// The result of a segment.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Arrival<'a> {
+pub(super) enum SegmentOutcome<'a> {
     /// The next bytes in sequence, possibly none.
     Taken(&'a [u8]),
     /// The guest has reset the connection.
     Reset,
 }
 
-const NOTHING: Arrival<'_> = Arrival::Taken(&[]);
+const NOTHING: SegmentOutcome<'_> = SegmentOutcome::Taken(&[]);
 
 impl Tcb {
     /// Whether a segment's numbers are plausible for this connection.
@@ -39,12 +39,12 @@ impl Tcb {
     }
 
     /// Processes a segment of this connection.
-    pub(super) fn arrived<'a>(&mut self, segment: &Segment<'a>, now: Duration) -> Arrival<'a> {
+    pub(super) fn arrived<'a>(&mut self, segment: &Segment<'a>, now: Duration) -> SegmentOutcome<'a> {
         let accepted = self.accepts(segment);
         if segment.has(RST) {
             // RFC 5961 §3.2: only a reset with exactly the next number is valid.
             if segment.seq == self.rcv {
-                return Arrival::Reset;
+                return SegmentOutcome::Reset;
             }
             if accepted {
                 self.challenge(now);
@@ -111,7 +111,7 @@ impl Tcb {
     }
 
     /// Processes payload and FIN.
-    fn take<'a>(&mut self, segment: &Segment<'a>, now: Duration) -> Arrival<'a> {
+    fn take<'a>(&mut self, segment: &Segment<'a>, now: Duration) -> SegmentOutcome<'a> {
         let length = segment.length();
         if length == 0 {
             return NOTHING;
@@ -128,7 +128,7 @@ impl Tcb {
         if segment.has(FIN) && fits.len() == payload.len() {
             self.finished(now);
         }
-        Arrival::Taken(fits)
+        SegmentOutcome::Taken(fits)
     }
 
     /// Records that the guest's FIN is next in sequence.
@@ -161,9 +161,9 @@ pub(super) const fn safe_segment(is_ipv4: bool) -> u16 {
 
 /// Reads a SYN's options, for a link that takes segments of `largest` bytes. A missing size or size 0 means the size
 /// every host accepts. The last of several sizes counts, as in the kernel programs.
-pub(super) fn abilities(segment: &Segment<'_>, largest: u16) -> Abilities {
+pub(super) fn abilities(segment: &Segment<'_>, largest: u16) -> TcpOptions {
     let is_ipv4 = segment.tuple.remote.0.is_ipv4();
-    let mut said = Abilities { segment: safe_segment(is_ipv4), scale: None };
+    let mut said = TcpOptions { segment: safe_segment(is_ipv4), scale: None };
     let mut rest = segment.options;
     // The loop is bounded: each option takes at least one byte, and there are at most 40.
     while let [kind, after @ ..] = rest {
@@ -231,7 +231,7 @@ pub(super) fn answer(
 
 #[cfg(test)]
 mod tests {
-    use metadata_common::cookie::Abilities;
+    use metadata_common::cookie::TcpOptions;
     use std::net::IpAddr;
 
     use super::abilities;
@@ -262,7 +262,7 @@ mod tests {
             let tuple = Tuple { remote: (guest, 1), local: (guest, 80) };
             let segment = Segment { tuple, seq: 1, ack: None, window: 1, flags: SYN, options, payload: &[] };
             let largest = super::largest_segment(guest.is_ipv4(), 0);
-            assert_eq!(abilities(&segment, largest), Abilities { segment: size, scale }, "{name}");
+            assert_eq!(abilities(&segment, largest), TcpOptions { segment: size, scale }, "{name}");
         }
     }
 

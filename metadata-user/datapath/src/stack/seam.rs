@@ -84,7 +84,7 @@ pub trait Service {
     }
     /// Reads ahead what the service will touch for these frames, all of which have data. See
     /// [`Stack::read_ahead`](super::Stack::read_ahead). Changes nothing.
-    fn read_ahead(&self, _glimpses: &[Glimpse<'_>]) {}
+    fn read_ahead(&self, _glimpses: &[FramePreview<'_>]) {}
     /// Opens an exchange for a new connection, at the guest's first data or FIN.
     fn open(&mut self, now: Now, connection: Connection) -> Self::Exchange;
     /// Called after each turn with its duration; zero if the turn had no work.
@@ -93,7 +93,7 @@ pub trait Service {
 
 /// What a look at a frame shows before anything is checked.
 #[derive(Clone, Copy, Debug)]
-pub struct Glimpse<'a> {
+pub struct FramePreview<'a> {
     /// The slot that sent the frame.
     pub slot: Slot,
     /// The segment's destination.
@@ -183,7 +183,7 @@ pub trait Exchange {
 
 /// What the kernel has received on the stack's behalf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heard {
+pub struct KernelReceipt {
     /// The acknowledgement number; valid only if it equals the number posted.
     pub acknowledged: u32,
     /// The same number, once the guest's FIN has been answered.
@@ -192,11 +192,11 @@ pub struct Heard {
 
 /// A connection whose entry another connection has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Displaced {
+pub struct DisplacedConnection {
     /// The connection's [`Flow::number`].
     pub flow: u64,
     /// What the kernel received for it until then.
-    pub heard: Heard,
+    pub heard: KernelReceipt,
 }
 
 /// A table like the kernel's `ALL_SENT`. Another connection may take an entry at any time, and entries may be late.
@@ -214,9 +214,9 @@ pub trait AckLedger {
     /// Posts a connection that has sent all its output. [`AllSent::acknowledged`] and [`AllSent::closed`] start with
     /// numbers that mean nothing was received; they must be stored before the other fields. Returns the connection
     /// whose entry it took.
-    fn post(&mut self, flow: Flow, entry: AllSent) -> Option<Displaced>;
+    fn post(&mut self, flow: Flow, entry: AllSent) -> Option<DisplacedConnection>;
     /// Reads what the kernel received for a connection; `None` if its entry is empty or holds another connection.
-    fn look(&self, flow: Flow) -> Option<Heard>;
+    fn look(&self, flow: Flow) -> Option<KernelReceipt>;
     /// Withdraws a connection from the kernel, if it is posted.
     fn withdraw(&mut self, flow: Flow);
 }
@@ -234,11 +234,11 @@ impl AckLedger for NoLedger {
         false
     }
 
-    fn post(&mut self, _: Flow, _: AllSent) -> Option<Displaced> {
+    fn post(&mut self, _: Flow, _: AllSent) -> Option<DisplacedConnection> {
         None
     }
 
-    fn look(&self, _: Flow) -> Option<Heard> {
+    fn look(&self, _: Flow) -> Option<KernelReceipt> {
         None
     }
 

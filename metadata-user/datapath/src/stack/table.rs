@@ -5,14 +5,14 @@ use metadata_common::maps::Slot;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::connection::{Conn, Rating};
+use super::connection::{ConnectionRank, StackConnection};
 use super::timewait::TimeWait;
 
 /// A hasher that returns its input: flows are already hashes, with a key that guests do not know.
 #[derive(Default)]
-pub(super) struct AsIs(u64);
+pub(super) struct IdentityHasher(u64);
 
-impl Hasher for AsIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -29,22 +29,22 @@ impl Hasher for AsIs {
 }
 
 /// A map by flow number.
-type ByFlow<T> = HashMap<u64, T, BuildHasherDefault<AsIs>>;
+type ByFlow<T> = HashMap<u64, T, BuildHasherDefault<IdentityHasher>>;
 
 /// What refers to a removed connection outside the table.
-pub(super) struct Removed {
+pub(super) struct RemovedConnection {
     pub(super) flow: Flow,
     pub(super) slot: Slot,
     /// The index among its port's connections.
     pub(super) place: usize,
     /// The last rating.
-    pub(super) rated: Rating,
+    pub(super) rated: ConnectionRank,
 }
 
 /// Connections by number, their numbers by flow, and recently closed flows. Every frame looks up a flow, so the index
 /// of flows is separate from the connections and small enough to stay in the cache.
 pub(super) struct Table<E> {
-    conns: Vec<Option<Conn<E>>>,
+    conns: Vec<Option<StackConnection<E>>>,
     free: Vec<u32>,
     numbers: ByFlow<u32>,
     waits: ByFlow<TimeWait>,
@@ -82,16 +82,16 @@ impl<E> Table<E> {
         self.numbers.get(&flow).copied()
     }
 
-    pub(super) fn get(&self, at: u32) -> Option<&Conn<E>> {
+    pub(super) fn get(&self, at: u32) -> Option<&StackConnection<E>> {
         self.conns.get(at as usize)?.as_ref()
     }
 
-    pub(super) fn get_mut(&mut self, at: u32) -> Option<&mut Conn<E>> {
+    pub(super) fn get_mut(&mut self, at: u32) -> Option<&mut StackConnection<E>> {
         self.conns.get_mut(at as usize)?.as_mut()
     }
 
     /// Adds a connection of a flow that has none; returns its number. The caller has checked that there is room.
-    pub(super) fn insert(&mut self, conn: Conn<E>) -> u32 {
+    pub(super) fn insert(&mut self, conn: StackConnection<E>) -> u32 {
         let flow = conn.flow.number();
         let at = match self.free.pop() {
             Some(at) => {
@@ -109,13 +109,13 @@ impl<E> Table<E> {
 
     /// Removes a connection; returns what refers to it elsewhere. The connection is dropped in its place, because
     /// moving it out would read all its cache lines.
-    pub(super) fn remove(&mut self, at: u32) -> Option<Removed> {
+    pub(super) fn remove(&mut self, at: u32) -> Option<RemovedConnection> {
         let place = self.conns.get_mut(at as usize)?;
-        let Conn { flow, slot, place: index, rated, .. } = *place.as_ref()?;
+        let StackConnection { flow, slot, place: index, rated, .. } = *place.as_ref()?;
         *place = None;
         self.free.push(at);
         self.numbers.remove(&flow.number());
-        Some(Removed { flow, slot, place: index, rated })
+        Some(RemovedConnection { flow, slot, place: index, rated })
     }
 
     /// The number of closed flows remembered.
@@ -161,14 +161,14 @@ impl<E> Table<E> {
 const NONE: u32 = 0;
 
 /// Numbered lists of numbered items. An item is in at most one list; the owner knows which.
-pub(super) struct Lists {
+pub(super) struct IndexedLists {
     /// The previous and the next item, by item.
     nodes: Vec<[u32; 2]>,
     /// The first and the last item, by list.
     ends: Vec<[u32; 2]>,
 }
 
-impl Lists {
+impl IndexedLists {
     /// Creates `lists` empty lists for the items 0 to `items - 1`.
     pub(super) fn new(lists: usize, items: usize) -> Self {
         Self { nodes: vec![[NONE; 2]; items], ends: vec![[NONE; 2]; lists] }
@@ -204,18 +204,22 @@ impl Lists {
 }
 
 /// Slots ranked by a count. The slot with the highest count is found at once.
-pub(super) struct Ranks {
+pub(super) struct SlotRanking {
     counts: Vec<u32>,
     /// The slots of each count; the one that has had this count longest is first.
-    lists: Lists,
+    lists: IndexedLists,
     /// The counts that have slots, one bit each.
     present: Vec<u64>,
 }
 
-impl Ranks {
+impl SlotRanking {
     /// Creates a ranking in which every count is 0. Counts above `most` rank as `most`.
     pub(super) fn new(slots: usize, most: usize) -> Self {
-        Self { counts: vec![0; slots], lists: Lists::new(most + 1, slots), present: vec![0; most / 64 + 1] }
+        Self {
+            counts: vec![0; slots],
+            lists: IndexedLists::new(most + 1, slots),
+            present: vec![0; most / 64 + 1],
+        }
     }
 
     /// The count of a slot.
@@ -255,7 +259,7 @@ impl Ranks {
 mod tests {
     use std::collections::VecDeque;
 
-    use super::{Lists, Ranks};
+    use super::{IndexedLists, SlotRanking};
 
     fn random(state: &mut u64, below: u64) -> u64 {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -266,7 +270,7 @@ mod tests {
     fn lists_keep_the_order_in_which_items_were_added() {
         const ITEMS: u64 = 20;
         let mut state = 7;
-        let mut lists = Lists::new(3, ITEMS as usize);
+        let mut lists = IndexedLists::new(3, ITEMS as usize);
         let mut model: [VecDeque<u32>; 3] = Default::default();
         for _ in 0..5_000 {
             let item = random(&mut state, ITEMS) as u32;
@@ -292,7 +296,7 @@ mod tests {
         const SLOTS: u64 = 9;
         let mut state = 3;
         for most in [1, 5, 63, 64, 128] {
-            let mut ranks = Ranks::new(SLOTS as usize, most);
+            let mut ranks = SlotRanking::new(SLOTS as usize, most);
             // Oldest first.
             let mut model: Vec<(u32, usize)> = Vec::new();
             for _ in 0..3_000 {
@@ -318,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_slot_that_does_not_exist_has_count_zero() {
-        let mut ranks = Ranks::new(2, 4);
+        let mut ranks = SlotRanking::new(2, 4);
         ranks.set(2, 3);
         assert_eq!((ranks.count(2), ranks.top()), (0, None));
     }

@@ -12,7 +12,7 @@
 //! | sent | received | CLOSING or LAST-ACK |
 //! | acknowledged | received | over: in `timewait` |
 
-use metadata_common::cookie::Abilities;
+use metadata_common::cookie::TcpOptions;
 use std::time::Duration;
 
 use super::config::{LINGER, RECEIVE_BUFFER, STALL};
@@ -78,7 +78,7 @@ impl Tcb {
     /// bytes of payload.
     pub(super) fn new(
         segment: &Segment<'_>,
-        abilities: Abilities,
+        abilities: TcpOptions,
         largest: u16,
         route: EthernetAddresses,
         now: Duration,

@@ -76,9 +76,9 @@ struct Heard {
 }
 
 /// The last segments that arrived too early or too late.
-pub(super) struct Forgotten([Option<Heard>; REMEMBERED]);
+pub(super) struct StraySegments([Option<Heard>; REMEMBERED]);
 
-impl Forgotten {
+impl StraySegments {
     pub(super) fn new() -> Self {
         Self([None; REMEMBERED])
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::Stack;
 use super::config::{NARROW_FOR, PORT_IDLE, TIME_WAIT, TIME_WAITS_PER_PORT};
-use super::connection::{Cause, Conn, ConnectionState, Rating, TurnContext};
-use super::seam::{AckLedger, Displaced};
+use super::connection::{ConnectionRank, ConnectionState, StackConnection, TurnCause, TurnContext};
+use super::seam::{AckLedger, DisplacedConnection};
 use super::seam::{Service, Transmit};
 use super::send::FrameWriter;
 use super::timewait::{Numbers, TimeWait};
@@ -81,7 +81,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
             {
                 self.owed.remove(slot as usize, at);
                 self.owed.push(slot as usize, at);
-                self.turn_and_stir(now, at, Cause::Allowance, out);
+                self.turn_and_stir(now, at, TurnCause::Allowance, out);
             }
         }));
         self.contain(slot, sent);
@@ -94,7 +94,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
 
     fn step_connection(&mut self, now: Now, at: u32, out: &mut dyn Transmit) {
         match self.table.get(at).and_then(|conn| conn.deadline) {
-            Some(deadline) if deadline <= now.mono => self.turn_and_stir(now, at, Cause::Timer, out),
+            Some(deadline) if deadline <= now.mono => self.turn_and_stir(now, at, TurnCause::Timer, out),
             // The deadline has moved since the timer was set.
             Some(deadline) => self.wheel.set(at, deadline),
             None => {}
@@ -133,7 +133,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
     }
 
     /// Runs a turn for a connection, then for those that wait for what it changed.
-    pub(super) fn turn_and_stir(&mut self, now: Now, at: u32, cause: Cause<'_>, out: &mut dyn Transmit) {
+    pub(super) fn turn_and_stir(&mut self, now: Now, at: u32, cause: TurnCause<'_>, out: &mut dyn Transmit) {
         let Some(slot) = self.table.get(at).map(|conn| conn.slot) else { return };
         if self.turn(now, at, cause, out) {
             self.stir(now, slot, out);
@@ -141,8 +141,8 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
     }
 
     /// Runs a turn for a connection and removes it if it has ended. Returns true if its exchange stirred.
-    fn turn(&mut self, now: Now, at: u32, cause: Cause<'_>, out: &mut dyn Transmit) -> bool {
-        let fits = matches!(cause, Cause::Timer).then(|| self.fits(now.mono, at)).flatten();
+    fn turn(&mut self, now: Now, at: u32, cause: TurnCause<'_>, out: &mut dyn Transmit) -> bool {
+        let fits = matches!(cause, TurnCause::Timer).then(|| self.fits(now.mono, at)).flatten();
         let Self { ledger, workshop, table, ports, wheel, stats, draining, .. } = self;
         let Some(conn) = table.get_mut(at) else { return false };
         if let Some(fits) = fits {
@@ -191,9 +191,11 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
             let count = self.ports.get(slot).map_or(0, |port| port.conns.len());
             for place in (0..count).rev() {
                 let at = self.ports.get(slot).and_then(|port| port.conns.get(place).copied());
-                let Some(at) = at.filter(|at| self.table.get(*at).is_some_and(Conn::waits)) else { continue };
+                let Some(at) = at.filter(|at| self.table.get(*at).is_some_and(StackConnection::waits)) else {
+                    continue;
+                };
                 self.stats.woken += 1;
-                stirred |= self.turn(now, at, Cause::Change, out);
+                stirred |= self.turn(now, at, TurnCause::Change, out);
             }
             if !stirred {
                 return;
@@ -305,7 +307,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
     }
 
     /// Removes a connection from the rankings.
-    fn unrate(&mut self, slot: Slot, at: u32, rated: Rating) {
+    fn unrate(&mut self, slot: Slot, at: u32, rated: ConnectionRank) {
         if rated.idle {
             self.idlers.remove(slot as usize, at);
             self.idle.set(slot, self.idle.count(slot) - 1);
@@ -445,7 +447,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
     }
 
     /// Applies the last state of a displaced ledger entry, which cannot be read again.
-    fn displaced(&mut self, now: Duration, Displaced { flow, heard }: Displaced) {
+    fn displaced(&mut self, now: Duration, DisplacedConnection { flow, heard }: DisplacedConnection) {
         let Some(at) = self.table.find(flow) else { return };
         match self.table.get_mut(at).and_then(|conn| conn.heard(heard, now)) {
             Some(numbers) => self.close(now, at, numbers),

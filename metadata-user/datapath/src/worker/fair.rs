@@ -148,12 +148,12 @@ impl Frames {
 }
 
 /// Counts the work of the frames sent.
-struct Counted<'a> {
+struct WorkCounter<'a> {
     out: &'a mut dyn Transmit,
     work: u32,
 }
 
-impl Transmit for Counted<'_> {
+impl Transmit for WorkCounter<'_> {
     fn send(&mut self, frame: &[u8]) {
         self.work += 1;
         self.out.send(frame);
@@ -167,7 +167,7 @@ impl Transmit for Counted<'_> {
 
 /// The result of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Turned {
+pub struct TurnResult {
     /// Frames received, including dropped ones.
     pub received: usize,
     /// Work done for frames and output, in frames.
@@ -180,7 +180,7 @@ pub struct Turned {
 
 /// Shares a worker's turns between slots.
 #[derive(Debug)]
-pub struct Fair {
+pub struct FairScheduler {
     flows: Vec<Flow>,
     frames: Frames,
     fresh: VecDeque<Slot>,
@@ -191,7 +191,7 @@ pub struct Fair {
     dropped: u64,
 }
 
-impl Default for Fair {
+impl Default for FairScheduler {
     fn default() -> Self {
         Self {
             flows: vec![Flow::default(); MAX_SLOTS as usize],
@@ -206,7 +206,7 @@ impl Default for Fair {
     }
 }
 
-impl Fair {
+impl FairScheduler {
     /// Frames dropped because their slot already held its share of the places.
     #[must_use]
     pub fn dropped(&self) -> u64 {
@@ -221,7 +221,7 @@ impl Fair {
         link: &mut LinkReceiver<S>,
         engine: &mut E,
         out: &mut dyn Transmit,
-    ) -> Turned {
+    ) -> TurnResult {
         self.turn = self.turn.wrapping_add(1);
         self.work = 0;
         let most = if self.is_empty() { BATCH } else { LOOK_AHEAD };
@@ -236,7 +236,7 @@ impl Fair {
         let due = engine.step(now, out);
         self.take_on(engine);
         let more = received == most || !self.is_empty();
-        Turned { received, work: self.work, more, due }
+        TurnResult { received, work: self.work, more, due }
     }
 
     /// Drops the waiting frames of a slot.
@@ -269,7 +269,7 @@ impl Fair {
         let is_next = is_alone || (self.fresh.is_empty() && flow.is_fresh(now.mono));
         let may = flow.done < QUANTUM && is_next;
         if flow.line == Line::None && may && self.work < WORK_PER_TURN {
-            let mut out = Counted { out, work: 0 };
+            let mut out = WorkCounter { out, work: 0 };
             engine.receive(now, slot, frame, &mut out);
             let work = 1 + out.work;
             flow.done += work;
@@ -360,7 +360,7 @@ impl Fair {
     ) -> i32 {
         let flow = &mut self.flows[slot as usize];
         while credit > 0 && (flow.frames > 0 || flow.owes) {
-            let mut out = Counted { out: &mut *out, work: 0 };
+            let mut out = WorkCounter { out: &mut *out, work: 0 };
             if let Some(place) = self.frames.pop(flow) {
                 engine.receive(now, slot, self.frames.get(place), &mut out);
                 self.frames.release(place);

@@ -8,8 +8,8 @@ use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::{
-    BUSY, CONTROL_BATCH, Engine, Fair, Inbox, LEFT_EVERY, LOOK_QUEUE, LoopStats, MAX_SLEEP, NAP,
-    NOT_DRAINING, ORDERS, Order, PACE, PUBLISH_EVERY, Shared, Turned, WorkerError, WorkerStats,
+    BUSY, CONTROL_BATCH, Engine, FairScheduler, Inbox, LEFT_EVERY, LOOK_QUEUE, LoopStats, MAX_SLEEP, NAP,
+    NOT_DRAINING, ORDERS, Order, PACE, PUBLISH_EVERY, Shared, TurnResult, WorkerError, WorkerStats,
 };
 use crate::link::{FrameSource, HubTap, LinkReceiver, LinkStats};
 use metadata_base::time::Now;
@@ -43,14 +43,14 @@ impl Clock {
 
 /// Measures the rate of received frames.
 #[derive(Debug, Default)]
-struct Pace {
+struct FrameRate {
     /// Start of the current period, by `Now::mono`.
     since: Duration,
     frames: usize,
     is_busy: bool,
 }
 
-impl Pace {
+impl FrameRate {
     fn count(&mut self, now: Duration, frames: usize) {
         self.frames += frames;
         if now >= self.since + PACE {
@@ -65,14 +65,14 @@ pub(super) struct Run<S, E: Engine> {
     link: LinkReceiver<S>,
     tap: HubTap,
     engine: E,
-    fair: Fair,
+    fair: FairScheduler,
     shared: Arc<Shared<E::Stats>>,
     inbox: Inbox,
     /// When to count the remaining connections, by `Now::mono`; `None` while nothing drains.
     count_at: Option<Duration>,
     spin: Duration,
     clock: Clock,
-    pace: Pace,
+    pace: FrameRate,
     stats: LoopStats,
     /// When there was work last, and when counters were last published, by `Now::mono`.
     worked: Duration,
@@ -88,13 +88,13 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         inbox: Inbox,
         spin: Duration,
     ) -> Self {
-        let (clock, pace) = (Clock::new(shared.beat.start()), Pace::default());
+        let (clock, pace) = (Clock::new(shared.beat.start()), FrameRate::default());
         let (stats, worked) = (LoopStats::default(), Duration::ZERO);
         Self {
             link,
             tap,
             engine,
-            fair: Fair::default(),
+            fair: FairScheduler::default(),
             shared,
             inbox,
             count_at: None,
@@ -144,7 +144,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
     fn turn(&mut self, now: Now) -> (Option<Duration>, Now) {
         let (forgotten, woken) = self.listen(now);
         let Self { link, tap, engine, fair, .. } = self;
-        let Turned { received, work, more, due: deadline } = fair.turn(now, link, engine, tap);
+        let TurnResult { received, work, more, due: deadline } = fair.turn(now, link, engine, tap);
         self.pace.count(now.mono, received);
         self.stats.turns += 1;
         self.stats.forgotten += forgotten as u64;

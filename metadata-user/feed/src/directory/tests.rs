@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::{load, names, watch, watch_at_most};
 use crate::publisher::Publisher;
 use crate::registry::RecordId;
-use crate::room::{Room, Weight};
+use crate::room::{MemoryBudget, Weight};
 use crate::{FeedError, FeedEvent};
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
@@ -433,7 +433,7 @@ fn large(name: &str, bytes: usize) -> String {
 async fn a_record_without_memory_is_refused_until_another_frees_it() {
     const LARGE: usize = 50_000;
     let parsed = Record::parse("a", &large("a", LARGE)).expect("a good record").0;
-    let room = Room::new(Weight::of(&parsed).alone() * 3 / 2);
+    let room = MemoryBudget::new(Weight::of(&parsed).alone() * 3 / 2);
     let dir = dir();
     put(dir.path(), "a.yaml", &large("a", LARGE));
     put(dir.path(), "b.yaml", &large("b", LARGE));
@@ -458,7 +458,7 @@ async fn each_departed_record_admits_one_refused_record() {
     const LARGE: usize = 50_000;
     const SERVED: usize = 4;
     let parsed = Record::parse("a", &large("a", LARGE)).expect("a good record").0;
-    let room = Room::new(Weight::of(&parsed).alone() * SERVED + 1_000);
+    let room = MemoryBudget::new(Weight::of(&parsed).alone() * SERVED + 1_000);
     let dir = dir();
     let names: Vec<String> = ('a'..='h').map(String::from).collect();
     for name in &names {

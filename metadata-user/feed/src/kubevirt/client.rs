@@ -104,7 +104,7 @@ fn client(config: kube::Config, bearer: Option<Bearer>) -> Result<Client, FeedEr
 pub(super) fn failure(error: &kube::Error) -> ContactError {
     match error {
         kube::Error::Api(status) => refused(status),
-        kube::Error::Service(cause) if cause.is::<Unusable>() => {
+        kube::Error::Service(cause) if cause.is::<InvalidToken>() => {
             ContactError { kind: FailureKind::Forbidden, reason: cause.to_string() }
         }
         kube::Error::SerdeError(_)
@@ -156,7 +156,7 @@ const BYTES: u64 = 64 << 10;
 /// A token that no header can carry. The message names the file and repeats nothing of its content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: expected a token of one line, found {found}", path.display())]
-pub(super) struct Unusable {
+pub(super) struct InvalidToken {
     path: PathBuf,
     found: &'static str,
 }
@@ -168,7 +168,7 @@ pub(super) struct Bearer(Arc<Mutex<Token>>);
 #[derive(Debug)]
 struct Token {
     path: PathBuf,
-    header: Result<HeaderValue, Unusable>,
+    header: Result<HeaderValue, InvalidToken>,
     read: Instant,
 }
 
@@ -180,7 +180,7 @@ impl Bearer {
     }
 
     /// The `Authorization` header of a request made at `now`.
-    pub(super) fn header(&self, now: Instant) -> Result<HeaderValue, Unusable> {
+    pub(super) fn header(&self, now: Instant) -> Result<HeaderValue, InvalidToken> {
         let mut token = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if now.saturating_duration_since(token.read) >= FRESH {
             // If the file is gone, the last token stays in use, as with client-go.
@@ -202,11 +202,11 @@ impl Predicate<Request<Body>> for Bearer {
     }
 }
 
-fn read(path: &PathBuf) -> io::Result<Result<HeaderValue, Unusable>> {
+fn read(path: &PathBuf) -> io::Result<Result<HeaderValue, InvalidToken>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(BYTES + 1).read_to_end(&mut bytes)?;
     let token = bytes.trim_ascii();
-    let unusable = |found| Err(Unusable { path: path.clone(), found });
+    let unusable = |found| Err(InvalidToken { path: path.clone(), found });
     if token.is_empty() {
         return Ok(unusable("nothing"));
     }

@@ -27,13 +27,13 @@ use super::translate::{VmiProblem, VmiTranslation, is_wanted};
 use super::volumes::ReadVolumes;
 use super::{KubevirtOptions, Vmi, VmiError};
 use crate::pods::{self, PodEvent, PodUid, PodsError};
-use crate::room::NoRoom;
+use crate::room::MemoryExhausted;
 use crate::{FeedError, FeedEvent};
 use instance::VmiInstance;
 use metadata_content::record::{Record, RecordLimits};
 use queue::TranslationQueue;
 pub use queue::{EventReason, Services, ServingState, VmiEvent};
-pub use queue::{Job, JobResult};
+pub use queue::{JobResult, TranslationJob};
 pub use queue::{REST_FACTOR, REST_LEAST, REST_MOST};
 
 /// Most VMIs on a node. The feed rejects each one beyond.
@@ -86,7 +86,7 @@ pub enum Action {
 }
 
 /// Reserves memory for a record under its key; see [`Publisher::admit`](crate::publisher::Publisher::admit).
-pub type Admit = Box<dyn Fn(&str, &Record) -> Result<(), NoRoom> + Send>;
+pub type AdmitRecord = Box<dyn Fn(&str, &Record) -> Result<(), MemoryExhausted> + Send>;
 
 /// The state machine of the feed.
 pub struct Core {
@@ -94,12 +94,12 @@ pub struct Core {
     options: Arc<KubevirtOptions>,
     limits: Arc<RecordLimits>,
     read: Arc<dyn ReadVolumes>,
-    admit: Admit,
+    admit: AdmitRecord,
     /// How the agent serves each record; `None` if it does not say so, and every record counts as served.
     services: Option<Services>,
     shares: Shares,
     queue: TranslationQueue,
-    vmis: BTreeMap<String, Known>,
+    vmis: BTreeMap<String, KnownVmi>,
     /// The VMI key of each pod.
     owners: HashMap<PodUid, String>,
     /// When to review a VMI again, by its key.
@@ -132,7 +132,7 @@ impl Shares {
 }
 
 /// What the core knows of one VMI.
-struct Known {
+struct KnownVmi {
     vmi: Arc<Vmi>,
     tenant: Tenant,
     /// Estimated bytes of `vmi`.
@@ -170,7 +170,7 @@ impl VmiOrigin {
     }
 }
 
-impl Known {
+impl KnownVmi {
     /// True if a watch has a VMI of this UID.
     fn is_watched_as(&self, vmi: &Vmi) -> bool {
         self.vmi.metadata.uid == vmi.metadata.uid && self.origins.iter().any(VmiOrigin::is_a_watch)
@@ -208,7 +208,7 @@ impl Core {
 
     /// Sets the function that reserves memory for records. The default admits every record.
     #[must_use]
-    pub fn admitting(self, admit: Admit) -> Self {
+    pub fn admitting(self, admit: AdmitRecord) -> Self {
         Self { admit, ..self }
     }
 
@@ -272,7 +272,7 @@ impl Core {
             );
             return self.emit(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
         }
-        let known = self.vmis.entry(key.clone()).or_insert_with(|| Known {
+        let known = self.vmis.entry(key.clone()).or_insert_with(|| KnownVmi {
             vmi: Arc::default(),
             tenant,
             bytes,
@@ -557,7 +557,7 @@ impl Core {
     }
 
     /// The next translation; the caller runs it, and passes the result to [`translated`](Self::translated).
-    pub fn next_job(&mut self, now: Instant) -> Option<Job> {
+    pub fn next_job(&mut self, now: Instant) -> Option<TranslationJob> {
         while let Some((key, pods)) = self.queue.next(now) {
             if let Some(known) = self.vmis.get_mut(&key) {
                 let pods = pods.into_iter().filter_map(|uid| {
@@ -568,7 +568,7 @@ impl Core {
                 if !pods.is_empty() {
                     let (vmi, tenant) = (Arc::clone(&known.vmi), known.tenant.clone());
                     let (options, limits) = (Arc::clone(&self.options), Arc::clone(&self.limits));
-                    return Some(Job {
+                    return Some(TranslationJob {
                         key,
                         tenant,
                         vmi,

@@ -32,7 +32,7 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use metadata_listen::{ConnectionLimit, Stay, WhenFull};
+use metadata_listen::{ConnectionLimit, EvictionGuard, WhenFull};
 use prost::Message as _;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
@@ -148,7 +148,7 @@ pub async fn serve(listener: UnixListener, calls: mpsc::Sender<HookCall>) {
     }
 }
 
-async fn attend(stream: UnixStream, calls: mpsc::Sender<HookCall>, stay: Stay) {
+async fn attend(stream: UnixStream, calls: mpsc::Sender<HookCall>, stay: EvictionGuard) {
     let answer = service_fn(move |request| answer(request, calls.clone(), stay.clone()));
     let mut server = http2::Builder::new(TokioExecutor::new());
     server.max_concurrent_streams(1);
@@ -161,7 +161,7 @@ async fn attend(stream: UnixStream, calls: mpsc::Sender<HookCall>, stay: Stay) {
 async fn answer(
     request: Request<Incoming>,
     calls: mpsc::Sender<HookCall>,
-    stay: Stay,
+    stay: EvictionGuard,
 ) -> Result<Response<impl Body<Data = Bytes, Error = Infallible>>, Infallible> {
     let (status, message) = match handle(request, &calls, &stay).await {
         Ok(()) => (Status::Ok, String::new()),
@@ -188,7 +188,7 @@ async fn answer(
 async fn handle(
     request: Request<Incoming>,
     calls: &mpsc::Sender<HookCall>,
-    stay: &Stay,
+    stay: &EvictionGuard,
 ) -> Result<(), Refusal> {
     if request.uri().path() != METHOD {
         return Err((Status::Unimplemented, format!("expected {METHOD}")));

@@ -21,7 +21,7 @@ use super::watch::{ApiWatch, Update};
 use super::{KubevirtOptions, NODE_VARIABLE, VolumeCache, client, events, hook, kept};
 use crate::contact::Contact;
 use crate::pods::{Inlets, PodDirectories, PodEvent, PodUid, Pods, PodsError, Volumes};
-use crate::publisher::{Freed, Publisher};
+use crate::publisher::{MemoryFreed, Publisher};
 use crate::{FeedError, FeedEvent};
 
 /// Most events of a watch that wait for the feed; a full queue makes the watch wait.
@@ -57,7 +57,7 @@ pub struct Feed {
     /// Calls of the node hook.
     pub hook: mpsc::Receiver<HookCall>,
     /// The limits of requests to the API server.
-    pub pace: Pace,
+    pub pace: WatchPacing,
     /// Where the feed reports the state of the API server.
     pub contact: Arc<Contact>,
     /// How the agent serves the records, which Events report. Without it every record counts as served.
@@ -115,7 +115,7 @@ pub async fn serve(
     let (pods, pod_events) =
         Pods::start_with(places, inlets).map_err(|error| FeedError::Vm { reason: error.to_string() })?;
     let kept = state.map(|state| state.join(kept::FILE));
-    let (launchers, pace) = (Box::new(pods), Pace::DEFAULT);
+    let (launchers, pace) = (Box::new(pods), WatchPacing::DEFAULT);
     let services = Some(services);
     let feed =
         Feed { options, limits, kept, saves, volumes, launchers, pod_events, hook, pace, contact, services };
@@ -223,7 +223,7 @@ struct Run {
     /// How the agent serves the records.
     services: Option<watch::Receiver<Services>>,
     tx: Publisher,
-    freed: Freed,
+    freed: MemoryFreed,
     /// The reports to write as Events.
     reports: Reports,
     /// True if Events are written.
@@ -249,7 +249,7 @@ struct Run {
 }
 
 /// The receiver of events was dropped.
-struct Gone;
+struct ReceiverDropped;
 
 /// The result of the running translation; never returns if none runs.
 async fn ended(translating: &mut Option<JoinHandle<JobResult>>) -> JobResult {
@@ -364,11 +364,11 @@ impl Run {
     }
 
     /// Carries out the core's actions.
-    async fn act(&mut self) -> Result<(), Gone> {
+    async fn act(&mut self) -> Result<(), ReceiverDropped> {
         let mut actions = VecDeque::from(self.core.actions());
         while let Some(action) = actions.pop_front() {
             match action {
-                Action::Publish(event) => self.tx.publish(event).await.map_err(|_| Gone)?,
+                Action::Publish(event) => self.tx.publish(event).await.map_err(|_| ReceiverDropped)?,
                 Action::Watch(uid, volumes) => {
                     if let Err(error) = self.launchers.watch(&uid, volumes) {
                         self.core.unfollowed(&uid, &error, Instant::now().into_std());
@@ -420,13 +420,13 @@ impl Run {
     }
 
     /// Publishes [`FeedEvent::Synced`] once, after everything that existed at the start.
-    async fn sync(&mut self) -> Result<(), Gone> {
+    async fn sync(&mut self) -> Result<(), ReceiverDropped> {
         let now = Instant::now();
         let listed = self.unlisted.is_empty() || now >= self.patience;
         let looked = self.core.is_settled() || now >= self.patience + LOOKS;
         if !self.synced && listed && looked {
             self.synced = true;
-            self.tx.publish(FeedEvent::Synced).await.map_err(|_| Gone)?;
+            self.tx.publish(FeedEvent::Synced).await.map_err(|_| ReceiverDropped)?;
         }
         Ok(())
     }
@@ -470,7 +470,7 @@ impl Run {
 
 /// The limits of one watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct WatchPacing {
     /// The longest pause after the first failure.
     pub first: Duration,
     /// The longest pause after any failure.
@@ -489,7 +489,7 @@ pub struct Pace {
 /// The shortest pause is the longest one divided by this.
 pub const SPREAD: u32 = 2;
 
-impl Pace {
+impl WatchPacing {
     /// The limits of the agent.
     pub const DEFAULT: Self = Self {
         first: Duration::from_millis(200),
@@ -511,7 +511,7 @@ impl Pace {
 /// The state of one watch's pauses.
 #[derive(Debug)]
 pub(super) struct Pauses {
-    pace: Pace,
+    pace: WatchPacing,
     /// Failures in a row.
     failures: u32,
     /// Set while a watch has failed since the last one worked.
@@ -521,7 +521,7 @@ pub(super) struct Pauses {
 }
 
 impl Pauses {
-    pub(super) fn new(pace: Pace) -> Self {
+    pub(super) fn new(pace: WatchPacing) -> Self {
         Self { pace, failures: 0, unwatched: false, gone: false }
     }
 
@@ -577,8 +577,8 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::{
-        Core, Instant, Launchers, PATIENCE, Pace, Pauses, PodEvent, PodUid, PodsError, Publisher, Reports,
-        Run, SPREAD, SWEEP_EVERY, SaveQueue,
+        Core, Instant, Launchers, PATIENCE, Pauses, PodEvent, PodUid, PodsError, Publisher, Reports, Run,
+        SPREAD, SWEEP_EVERY, SaveQueue, WatchPacing,
     };
     use crate::FeedEvent;
     use crate::kubevirt::core::VmiOrigin;
@@ -678,7 +678,7 @@ mod tests {
         feed.abort();
     }
 
-    const PACE: Pace = Pace::DEFAULT;
+    const PACE: WatchPacing = WatchPacing::DEFAULT;
 
     #[test]
     fn pauses_double_to_a_limit_and_are_random_by_half() {

@@ -128,7 +128,7 @@ pub fn translate(
 /// Assembles the record. It goes through the parser of record files, so that the same rules apply.
 fn record(
     vmi: &Vmi,
-    nics: &[Served],
+    nics: &[ServableNic],
     mut found: Data,
     options: &KubevirtOptions,
     limits: &RecordLimits,
@@ -154,7 +154,13 @@ fn record(
 }
 
 /// The record as a document, without payloads.
-fn document(vmi: &Vmi, nics: &[Served], found: Data, options: &KubevirtOptions, with_token: bool) -> Value {
+fn document(
+    vmi: &Vmi,
+    nics: &[ServableNic],
+    found: Data,
+    options: &KubevirtOptions,
+    with_token: bool,
+) -> Value {
     let (meta, spec) = (&vmi.metadata, &vmi.spec);
     let number = options.account_of(&meta.namespace);
     let mut document = json!({
@@ -218,8 +224,8 @@ fn kernel_name(arch: &str) -> &str {
     }
 }
 
-fn network(nics: &[Served], given: Option<NetworkDocument>) -> Value {
-    let nic = |nic: &Served| {
+fn network(nics: &[ServableNic], given: Option<NetworkDocument>) -> Value {
+    let nic = |nic: &ServableNic| {
         json!({
             "id": nic.name,
             "mac": nic.mac.to_string(),
@@ -333,7 +339,7 @@ impl PublicKeys {
 
 /// A NIC that can be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Served {
+struct ServableNic {
     name: String,
     port: PortName,
     mac: Mac,
@@ -342,7 +348,7 @@ struct Served {
 /// The result for all NICs of a VMI.
 struct Nics {
     /// The NICs that can be served now, in the order of the VMI.
-    served: Vec<Served>,
+    served: Vec<ServableNic>,
     /// The guest's MAC, if the pod needs an inlet.
     inlet: Option<Mac>,
 }
@@ -370,7 +376,7 @@ fn serve(
     pod: &Pod,
     options: &KubevirtOptions,
     inlet: &mut Option<Mac>,
-) -> Result<Served, VmiProblem> {
+) -> Result<ServableNic, VmiProblem> {
     let name = || nic.name.clone();
     let names = names(vmi, &nic.name);
     let plugin = match nic.binding() {
@@ -401,7 +407,7 @@ fn serve(
         (None, None) => names.taps.first().cloned().unwrap_or_default(),
     };
     let mac = mac(vmi, nic, &names, pod)?;
-    Ok(Served { name: name(), port: PortName { ifname, netns: Some(pod.netns.clone()) }, mac })
+    Ok(ServableNic { name: name(), port: PortName { ifname, netns: Some(pod.netns.clone()) }, mac })
 }
 
 /// True for a plugin that runs passt, as KubeVirt's own binding does.
@@ -417,14 +423,14 @@ fn by_passt(
     names: &Names,
     pod: &Pod,
     wanted: &mut Option<Mac>,
-) -> Result<Served, VmiProblem> {
+) -> Result<ServableNic, VmiProblem> {
     let mac = mac(vmi, nic, names, pod)?;
     wanted.get_or_insert(mac);
     if !pod.has_inlet() {
         return Err(VmiProblem::Inlet { nic: nic.name.clone() });
     }
     let port = PortName { ifname: inlet::PORT.into(), netns: Some(pod.netns.clone()) };
-    Ok(Served { name: nic.name.clone(), port, mac })
+    Ok(ServableNic { name: nic.name.clone(), port, mac })
 }
 
 /// The MAC the guest sends from: that of the VMI's NIC, that of the domain, or that of the pod's NIC.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use metadata_base::share::{FairShare, ShareReport, Tenant};
 
 use super::translate::{PodVolumes, PublicKeys, VolumeFiles};
-use crate::pods::{MAX_VOLUMES, PodUid, Reading, VOLUME_BYTES, VolumeVersion, Volumes};
+use crate::pods::{MAX_VOLUMES, PodUid, VOLUME_BYTES, VolumeReading, VolumeVersion, Volumes};
 
 /// Most bytes that one translation reads of all volumes of a VM.
 pub const VM_BYTES: usize = 8 << 20;
@@ -223,12 +223,12 @@ impl VolumeCache {
         let known = self.kept().get(pod, name);
         let version = known.as_ref().map(|(version, _)| version);
         match self.volumes.read_new(pod, name, most, version) {
-            Ok(Reading::Unchanged) => Ok(known.map(|(_, content)| content)),
-            Ok(Reading::Absent) => {
+            Ok(VolumeReading::Unchanged) => Ok(known.map(|(_, content)| content)),
+            Ok(VolumeReading::Absent) => {
                 self.kept().drop_entry(pod, name);
                 Ok(None)
             }
-            Ok(Reading::New(version, files)) => {
+            Ok(VolumeReading::New(version, files)) => {
                 let (content, weight) = parse(&self.volumes, files);
                 let entry = Entry { version, content: content.clone(), tenant: tenant.clone(), weight };
                 let mut kept = self.kept();

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::core::VmiOrigin;
-use super::run::{Pace, Pauses, between};
+use super::run::{Pauses, WatchPacing, between};
 use super::vmi::{NODE_LABEL, TARGET_LABEL};
 use super::{Vmi, VmiError, client};
 use crate::contact::{Contact, ContactError, FailureKind};
@@ -70,7 +70,7 @@ pub(super) struct ApiWatch {
     origin: VmiOrigin,
     api: Api<DynamicObject>,
     selector: String,
-    pace: Pace,
+    pace: WatchPacing,
     contact: Arc<Contact>,
     updates: mpsc::Sender<Update>,
 }
@@ -98,7 +98,7 @@ impl ApiWatch {
     pub(super) fn new(
         (origin, node): (VmiOrigin, &str),
         client: Client,
-        pace: Pace,
+        pace: WatchPacing,
         contact: Arc<Contact>,
         updates: mpsc::Sender<Update>,
     ) -> Self {

@@ -30,7 +30,7 @@ pub struct LibvirtDomain {
     /// The interfaces with taps.
     pub interfaces: Vec<TapInterface>,
     /// The other interfaces, each with the reason.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<SkippedInterface>,
     /// The part of a record that its metadata contains.
     pub instance: Option<Value>,
 }
@@ -52,7 +52,7 @@ pub struct TapInterface {
 
 /// An interface that cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Skipped {
+pub struct SkippedInterface {
     /// Its MAC, or its position.
     pub interface: String,
     /// The reason.
@@ -183,12 +183,12 @@ fn identity(domain: Node<'_, '_>) -> Result<(String, String), LibvirtError> {
     Ok((name.to_owned(), uuid))
 }
 
-fn interface(index: usize, node: Node<'_, '_>, taps: TapNames) -> Result<TapInterface, Skipped> {
+fn interface(index: usize, node: Node<'_, '_>, taps: TapNames) -> Result<TapInterface, SkippedInterface> {
     let attribute = |element: &'static str, name| child(node, element)?.attribute(name);
     let address = attribute("mac", "address");
     let skipped = |reason: String| {
         let interface = address.map_or_else(|| format!("interface {index}"), shown);
-        Skipped { interface, reason }
+        SkippedInterface { interface, reason }
     };
     let kind = node.attribute("type").unwrap_or_default();
     if !TAPS.contains(&kind) {

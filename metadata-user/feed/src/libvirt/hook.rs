@@ -16,7 +16,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::compose::Composition;
-use super::domain::{self, LibvirtDomain, Skipped, TapNames};
+use super::domain::{self, LibvirtDomain, SkippedInterface, TapNames};
 use super::syslog::{self, Log, Severity};
 use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, XML_BYTES, io_error};
 use crate::part;
@@ -178,7 +178,7 @@ fn tell(domain: &LibvirtDomain, record: &Record, warnings: &[Warning], log: &Log
             taps => format!("has a record, served on {}", taps.join(", ")),
         },
     );
-    for Skipped { interface, reason } in &domain.skipped {
+    for SkippedInterface { interface, reason } in &domain.skipped {
         log.say(Severity::Warning, &format!("{interface} is not served: {reason}"));
     }
     for warning in warnings {

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::cgroup::Index;
 use super::files::WatchedVolumes;
 use super::launcher::{self, Launcher};
-use super::tend::{Wished, tend};
+use super::tend::{InletRequests, tend};
 use super::{Inlets, Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
 use crate::blocking;
 use metadata_links::devices::{EthernetDevice, LinkList};
@@ -38,7 +38,7 @@ pub(super) const RETRY: Duration = Duration::from_secs(1);
 pub(super) const LOOKS_AT_ONCE: usize = 8;
 
 /// What all watches share.
-pub(super) struct Means {
+pub(super) struct WatchContext {
     pub(super) pods: PathBuf,
     pub(super) index: Mutex<Index>,
     pub(super) looks: Semaphore,
@@ -51,7 +51,7 @@ pub(super) struct Means {
 struct ReceiverDropped;
 
 /// Watches a pod until its launcher has ended.
-pub(super) async fn follow(pod: PodUid, means: Arc<Means>, wished: Wished) {
+pub(super) async fn follow(pod: PodUid, means: Arc<WatchContext>, wished: InletRequests) {
     let Ok((pid, pidfd, meant)) = found(&pod, &means).await else { return };
     let ready = wished.ready();
     tokio::select! {
@@ -71,7 +71,7 @@ pub(super) async fn follow(pod: PodUid, means: Arc<Means>, wished: Wished) {
 /// Searches until the launcher runs. Publishes once that it is absent, and once that it is still missing.
 async fn found(
     pod: &PodUid,
-    means: &Arc<Means>,
+    means: &Arc<WatchContext>,
 ) -> Result<(u32, AsyncFd<OwnedFd>, Arc<NamespaceReservation>), ReceiverDropped> {
     let (mut since, mut complained) = (None, false);
     loop {
@@ -120,7 +120,7 @@ async fn end_of(pidfd: &AsyncFd<OwnedFd>) {
 async fn tell_of(
     (pod, pid, meant): (&PodUid, u32, &Arc<NamespaceReservation>),
     mut ready: watch::Receiver<bool>,
-    means: &Means,
+    means: &WatchContext,
 ) -> ReceiverDropped {
     let mut told = None;
     let mut complained = false;
@@ -148,7 +148,7 @@ async fn tell_of(
 async fn tell_changes(
     (pod, pid, meant): (&PodUid, u32, &NamespaceReservation),
     ready: &mut watch::Receiver<bool>,
-    means: &Means,
+    means: &WatchContext,
     (mut list, mut watch): (LinkList, LinkWatch),
     told: &mut Option<Pod>,
 ) -> Result<String, ReceiverDropped> {
@@ -205,7 +205,7 @@ fn describe(uid: PodUid, pid: u32, netns: &str, seen: Vec<EthernetDevice>) -> Po
     Pod { uid, pid, netns: netns.to_owned(), taps, nics }
 }
 
-impl Means {
+impl WatchContext {
     /// Runs blocking work on a thread, in turn.
     pub(super) async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         // The semaphore is never closed.

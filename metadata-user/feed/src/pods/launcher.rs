@@ -46,7 +46,7 @@ pub(super) struct Launcher {
 /// Why neither way found a launcher.
 #[derive(Debug, thiserror::Error)]
 #[error("by its socket: {socket}; by its control group: {group}")]
-pub(super) struct Absent {
+pub(super) struct LauncherAbsent {
     socket: Box<Reason>,
     group: Box<Reason>,
 }
@@ -84,10 +84,10 @@ impl Reason {
 }
 
 /// Finds a pod's launcher. It blocks briefly and needs a tokio runtime.
-pub(super) fn find(pods: &Path, index: &Mutex<Index>, pod: &PodUid) -> Result<Launcher, Absent> {
+pub(super) fn find(pods: &Path, index: &Mutex<Index>, pod: &PodUid) -> Result<Launcher, LauncherAbsent> {
     let by_socket = listener(pods, pod).and_then(|pid| hold(pid, pod));
     by_socket.or_else(|socket| {
-        by_group(index, pod).map_err(|group| Absent { socket: socket.into(), group: group.into() })
+        by_group(index, pod).map_err(|group| LauncherAbsent { socket: socket.into(), group: group.into() })
     })
 }
 

@@ -8,7 +8,7 @@ use metadata_common::mac::Mac;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::follow::{Means, RETRY};
+use super::follow::{RETRY, WatchContext};
 use super::{Inlets, PodUid};
 use metadata_links::inlet;
 use metadata_links::processes::NamespaceReservation;
@@ -42,7 +42,7 @@ impl InletPause {
 
 /// The requested state of a pod's inlet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(super) enum InletRequest {
     /// No request yet: a previous agent's inlet stays.
     #[default]
     Unknown,
@@ -54,38 +54,41 @@ pub(super) enum Wish {
 
 /// The requesting end.
 #[derive(Debug)]
-pub(super) struct Wisher {
-    wish: watch::Sender<Wish>,
+pub(super) struct InletRequester {
+    wish: watch::Sender<InletRequest>,
     stays: Arc<AtomicBool>,
 }
 
 /// The end that carries out requests.
-pub(super) struct Wished {
-    wish: watch::Receiver<Wish>,
+pub(super) struct InletRequests {
+    wish: watch::Receiver<InletRequest>,
     stays: Arc<AtomicBool>,
     /// True once the inlet is complete.
     ready: watch::Sender<bool>,
 }
 
 /// Creates both ends for one pod.
-pub(super) fn wishes(inlets: &Inlets) -> (Wisher, Wished) {
-    let (sender, receiver) = watch::channel(Wish::default());
+pub(super) fn wishes(inlets: &Inlets) -> (InletRequester, InletRequests) {
+    let (sender, receiver) = watch::channel(InletRequest::default());
     let stays = Arc::new(AtomicBool::new(inlets.stay));
     let (ready, _) = watch::channel(false);
-    (Wisher { wish: sender, stays: Arc::clone(&stays) }, Wished { wish: receiver, stays, ready })
+    (
+        InletRequester { wish: sender, stays: Arc::clone(&stays) },
+        InletRequests { wish: receiver, stays, ready },
+    )
 }
 
-impl Wished {
+impl InletRequests {
     /// Whether the inlet is ready, now and at each change.
     pub(super) fn ready(&self) -> watch::Receiver<bool> {
         self.ready.subscribe()
     }
 }
 
-impl Wisher {
+impl InletRequester {
     pub(super) fn wish(&self, mac: Option<Mac>) {
         // Send an equal request too, because the inlet may have been deleted.
-        self.wish.send_replace(mac.map_or(Wish::None, Wish::Open));
+        self.wish.send_replace(mac.map_or(InletRequest::None, InletRequest::Open));
     }
 
     /// The pod is no longer watched: its inlet ends with its task.
@@ -95,12 +98,12 @@ impl Wisher {
 }
 
 /// An inlet of this task. Dropping it removes the inlet, unless inlets stay.
-struct Made {
+struct OwnedInlet {
     meant: Arc<NamespaceReservation>,
     stays: Arc<AtomicBool>,
 }
 
-impl Drop for Made {
+impl Drop for OwnedInlet {
     fn drop(&mut self) {
         if self.stays.load(Ordering::Relaxed) {
             return;
@@ -113,24 +116,32 @@ impl Drop for Made {
 }
 
 /// Carries out requests until dropped.
-pub(super) async fn tend(pod: &PodUid, meant: &Arc<NamespaceReservation>, wished: Wished, means: &Means) {
-    let Wished { mut wish, stays, ready } = wished;
+pub(super) async fn tend(
+    pod: &PodUid,
+    meant: &Arc<NamespaceReservation>,
+    wished: InletRequests,
+    means: &WatchContext,
+) {
+    let InletRequests { mut wish, stays, ready } = wished;
     let (mut made, mut complained) = (None, false);
     loop {
         means.inlets.pause.end().await;
         let now = *wish.borrow_and_update();
         let (process, start) = (Arc::clone(meant), Instant::now());
         let done = match now {
-            Wish::Unknown => Ok(()),
-            Wish::Open(mac) => {
+            InletRequest::Unknown => Ok(()),
+            InletRequest::Open(mac) => {
                 let addresses = Arc::clone(&means.inlets);
-                made.get_or_insert_with(|| Made { meant: Arc::clone(meant), stays: Arc::clone(&stays) });
+                made.get_or_insert_with(|| OwnedInlet {
+                    meant: Arc::clone(meant),
+                    stays: Arc::clone(&stays),
+                });
                 means.blocking(move || inlet::open(&process, mac, &addresses.addresses)).await
             }
-            Wish::None => means.blocking(move || inlet::close(&process)).await,
+            InletRequest::None => means.blocking(move || inlet::close(&process)).await,
         };
         ready.send_if_modified(|ready| {
-            let is = done.is_ok() && matches!(now, Wish::Open(_));
+            let is = done.is_ok() && matches!(now, InletRequest::Open(_));
             std::mem::replace(ready, is) != is
         });
         let again = match done {

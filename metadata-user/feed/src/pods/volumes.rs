@@ -86,7 +86,7 @@ pub(crate) struct VolumeVersion {
 
 /// The result of reading a volume.
 #[derive(Debug)]
-pub(crate) enum Reading {
+pub(crate) enum VolumeReading {
     /// kubelet has not written it yet.
     Absent,
     /// Its content is the version that the caller knows.
@@ -166,8 +166,8 @@ impl Volumes {
     /// The name is invalid, a link leads out of the volume, a limit is exceeded, or the kernel refuses.
     pub fn read(&self, pod: &PodUid, volume: &str) -> Result<Option<VolumeContent>, VolumeError> {
         Ok(match self.read_new(pod, volume, VOLUME_BYTES, None)? {
-            Reading::New(_, files) => Some(self.share(files)),
-            Reading::Absent | Reading::Unchanged => None,
+            VolumeReading::New(_, files) => Some(self.share(files)),
+            VolumeReading::Absent | VolumeReading::Unchanged => None,
         })
     }
 
@@ -181,10 +181,10 @@ impl Volumes {
         volume: &str,
         most: usize,
         known: Option<&VolumeVersion>,
-    ) -> Result<Reading, VolumeError> {
-        let mut outcome = Ok(Reading::Absent);
+    ) -> Result<VolumeReading, VolumeError> {
+        let mut outcome = Ok(VolumeReading::Absent);
         for _ in 0..ATTEMPTS {
-            let Some((dir, path)) = open(&self.pods, pod, volume)? else { return Ok(Reading::Absent) };
+            let Some((dir, path)) = open(&self.pods, pod, volume)? else { return Ok(VolumeReading::Absent) };
             outcome = read_volume(&dir, &path, most.min(VOLUME_BYTES), known);
             // kubelet replaced the content during the read, so the new content exists.
             if !matches!(&outcome, Err(VolumeError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound)
@@ -269,10 +269,10 @@ fn read_volume(
     path: &Path,
     most: usize,
     known: Option<&VolumeVersion>,
-) -> Result<Reading, VolumeError> {
+) -> Result<VolumeReading, VolumeError> {
     let in_force = match readlinkat(volume, DATA, Vec::new()) {
         Ok(name) => name,
-        Err(Errno::NOENT) => return Ok(Reading::Absent),
+        Err(Errno::NOENT) => return Ok(VolumeReading::Absent),
         Err(Errno::INVAL) => return Err(VolumeError::Kind { path: path.join(DATA) }),
         Err(errno) => return Err(refusal(path.join(DATA), errno)),
     };
@@ -292,7 +292,7 @@ fn read_volume(
         changed: (found.st_ctime, found.st_ctime_nsec),
     };
     if known == Some(&version) {
-        return Ok(Reading::Unchanged);
+        return Ok(VolumeReading::Unchanged);
     }
     let mut files = BTreeMap::new();
     let mut bytes = 0;
@@ -315,7 +315,7 @@ fn read_volume(
         }
         files.insert(key.to_owned(), contents);
     }
-    Ok(Reading::New(version, VolumeContent(files)))
+    Ok(VolumeReading::New(version, VolumeContent(files)))
 }
 
 /// Reads a key, but at most `left + 1` of its bytes.

@@ -31,10 +31,10 @@ const NO_CLUSTER: &str = "local";
 pub(super) type VmDigest = [u8; 32];
 
 /// A file's time of change, length and inode; `None` if there is none. pmxcfs counts whole seconds.
-type Print = Option<(i64, i64, u64, u64)>;
+type FileStamp = Option<(i64, i64, u64, u64)>;
 
 /// The files of a VM's record, as they looked before they were read.
-pub(super) type FileStamps = Arc<[(PathBuf, Print)]>;
+pub(super) type FileStamps = Arc<[(PathBuf, FileStamp)]>;
 
 /// The files of one VM.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ pub(super) fn look(directory: &Path, known: &HashMap<u32, FileStamps>) -> Result
     }
     // Many VMs share a file.
     let mut prints = HashMap::new();
-    let mut differs = |(path, before): &(PathBuf, Print)| {
+    let mut differs = |(path, before): &(PathBuf, FileStamp)| {
         *prints.entry(path.clone()).or_insert_with(|| print(path)) != *before
     };
     let changed = |vmid: u32| known.get(&vmid).is_none_or(|seen| seen.iter().any(&mut differs));
@@ -126,7 +126,7 @@ fn vmid(name: &str) -> Option<u32> {
     (1..=VMID_MOST).contains(&number).then_some(number)
 }
 
-fn print(path: &Path) -> Print {
+fn print(path: &Path) -> FileStamp {
     let print = |file: Metadata| (file.mtime(), file.mtime_nsec(), file.len(), file.ino());
     std::fs::metadata(path).ok().map(print)
 }
@@ -175,7 +175,7 @@ impl From<ProxmoxProblem> for Fault {
 }
 
 struct Loading {
-    seen: Vec<(PathBuf, Print)>,
+    seen: Vec<(PathBuf, FileStamp)>,
     hash: Sha256,
 }
 

@@ -494,8 +494,9 @@ fn addresses(text: &str) -> (Option<Addresses<'_>>, Option<&'static str>) {
         Ok(given) => given,
         Err(expected) => return (None, Some(expected)),
     };
-    let has_way =
-        |(method, gateway): Way<'_>| gateway.is_none() || matches!(method, Some(NicMethod::Static { .. }));
+    let has_way = |(method, gateway): MethodAndGateway<'_>| {
+        gateway.is_none() || matches!(method, Some(NicMethod::Static { .. }))
+    };
     if !given.into_iter().all(has_way) {
         return (Some(Addresses::default()), Some("a gateway beside an address only"));
     }
@@ -504,10 +505,10 @@ fn addresses(text: &str) -> (Option<Addresses<'_>>, Option<&'static str>) {
 }
 
 /// One family's method, and the gateway beside it.
-type Way<'a> = (Option<NicMethod<'a>>, Option<&'a str>);
+type MethodAndGateway<'a> = (Option<NicMethod<'a>>, Option<&'a str>);
 
 /// Both families' ways.
-fn given(text: &str) -> Result<[Way<'_>; 2], &'static str> {
+fn given(text: &str) -> Result<[MethodAndGateway<'_>; 2], &'static str> {
     let fields = list(text, None)?;
     if fields.keys().any(|key| !["ip", "gw", "ip6", "gw6"].contains(key)) {
         return Err("only `ip`, `gw`, `ip6` and `gw6`");

@@ -72,11 +72,11 @@ pub(super) async fn watch_every(
 }
 
 /// The receiver of events was dropped.
-struct Gone;
+struct ReceiverDropped;
 
 /// What the feed remembers of one VM.
 #[derive(Default)]
-struct Known {
+struct KnownVm {
     seen: FileStamps,
     /// Turns since its files last changed, at most [`CALM`].
     calm: u8,
@@ -88,7 +88,7 @@ struct Known {
     wants: Option<usize>,
 }
 
-impl Known {
+impl KnownVm {
     /// True if the files are to be read in this turn. `free` are the bytes free for records.
     fn is_due(&mut self, has_changed: bool, free: usize) -> bool {
         if has_changed {
@@ -105,7 +105,7 @@ struct Feed {
     limits: Arc<RecordLimits>,
     outlook: Arc<ProxmoxHealth>,
     tx: Publisher,
-    known: BTreeMap<u32, Known>,
+    known: BTreeMap<u32, KnownVm>,
     is_synced: bool,
     /// The node has more VMs than the feed reads.
     has_others: bool,
@@ -113,7 +113,7 @@ struct Feed {
 
 impl Feed {
     /// Looks once at all files.
-    async fn turn(&mut self) -> Result<(), Gone> {
+    async fn turn(&mut self) -> Result<(), ReceiverDropped> {
         let seen: HashMap<u32, FileStamps> =
             self.known.iter().map(|(vmid, known)| (*vmid, Arc::clone(&known.seen))).collect();
         let directory = self.options.directory.clone();
@@ -178,7 +178,7 @@ impl Feed {
         work.await
     }
 
-    fn tell(&self, news: News, read_only: bool) {
+    fn tell(&self, news: ScanChanges, read_only: bool) {
         let directory = self.options.directory.display();
         if news.is_back {
             tracing::info!("{directory} can be read again");
@@ -204,7 +204,7 @@ impl Feed {
         wanted
     }
 
-    async fn load(&mut self, wanted: Vec<u32>) -> Result<(), Gone> {
+    async fn load(&mut self, wanted: Vec<u32>) -> Result<(), ReceiverDropped> {
         let (options, limits) = (Arc::clone(&self.options), Arc::clone(&self.limits));
         let mut loads = stream::iter(wanted)
             .map(move |vmid| {
@@ -219,7 +219,7 @@ impl Feed {
     }
 
     /// Publishes what the files of one VM make.
-    async fn take_in(&mut self, vmid: u32, loaded: VmFiles) -> Result<(), Gone> {
+    async fn take_in(&mut self, vmid: u32, loaded: VmFiles) -> Result<(), ReceiverDropped> {
         let known = self.known.entry(vmid).or_default();
         known.seen = loaded.seen;
         if matches!(loaded.outcome, LoadOutcome::Unreadable(_)) {
@@ -250,7 +250,7 @@ impl Feed {
     }
 
     /// Publishes a record if there is memory for it.
-    async fn admitted(&mut self, vmid: u32, made: ProxmoxTranslation) -> Result<(), Gone> {
+    async fn admitted(&mut self, vmid: u32, made: ProxmoxTranslation) -> Result<(), ReceiverDropped> {
         let ProxmoxTranslation { record, problems } = made;
         for problem in problems {
             tracing::warn!(vmid, vm = %record.vm.name, "{problem}");
@@ -266,7 +266,7 @@ impl Feed {
         self.publish(event).await
     }
 
-    async fn remove(&mut self, vmid: u32) -> Result<(), Gone> {
+    async fn remove(&mut self, vmid: u32) -> Result<(), ReceiverDropped> {
         match self.known.remove(&vmid) {
             Some(known) if known.is_published => {
                 self.publish(FeedEvent::Remove { key: vmid.to_string() }).await
@@ -275,8 +275,8 @@ impl Feed {
         }
     }
 
-    async fn publish(&self, event: FeedEvent) -> Result<(), Gone> {
-        self.tx.publish(event).await.map_err(|_| Gone)
+    async fn publish(&self, event: FeedEvent) -> Result<(), ReceiverDropped> {
+        self.tx.publish(event).await.map_err(|_| ReceiverDropped)
     }
 }
 
@@ -284,10 +284,10 @@ impl Feed {
 
 /// The state of the looks.
 #[derive(Debug, Default)]
-pub struct ProxmoxHealth(Mutex<Inner>);
+pub struct ProxmoxHealth(Mutex<HealthState>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct HealthState {
     /// When the directory was last read whole.
     looked: Option<Instant>,
     /// When the consecutive failures began, and the last of them.
@@ -309,7 +309,7 @@ pub struct ProxmoxReport {
 
 /// What is new after a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct News {
+pub(super) struct ScanChanges {
     /// Looks failed before, and no longer do.
     pub(super) is_back: bool,
     /// The quorum was lost or found.
@@ -317,16 +317,16 @@ pub(super) struct News {
 }
 
 impl ProxmoxHealth {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, HealthState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that the directory was read whole.
-    pub(super) fn looked(&self, read_only: bool, now: Instant) -> News {
+    pub(super) fn looked(&self, read_only: bool, now: Instant) -> ScanChanges {
         let mut inner = self.lock();
         inner.looked = Some(now);
         let quorum = std::mem::replace(&mut inner.read_only, read_only) != read_only;
-        News { is_back: inner.failing.take().is_some(), quorum }
+        ScanChanges { is_back: inner.failing.take().is_some(), quorum }
     }
 
     /// Notes a failure. Returns true if the look before did not fail.
@@ -429,11 +429,11 @@ impl ProxmoxProblem {
 
 #[cfg(test)]
 mod tests {
-    use super::{CALM, Known};
+    use super::{CALM, KnownVm};
 
     #[test]
     fn files_are_read_again_while_a_coarse_clock_may_hide_a_change() {
-        let mut known = Known::default();
+        let mut known = KnownVm::default();
         let mut due = |changed| known.is_due(changed, 0);
         for round in 0..2 {
             assert!(due(true), "round {round}");
@@ -446,7 +446,7 @@ mod tests {
 
     #[test]
     fn a_record_without_room_is_read_again_once_there_is_room() {
-        let mut known = Known { calm: CALM, wants: Some(10), ..Known::default() };
+        let mut known = KnownVm { calm: CALM, wants: Some(10), ..KnownVm::default() };
         assert!(!known.is_due(false, 9));
         assert!(known.is_due(false, 10));
     }

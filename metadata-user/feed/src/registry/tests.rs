@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Change, Limits, RecordId, RecordSource, Registry, Standing};
+use super::{Change, Limits, RecordId, RecordSource, RecordStanding, Registry};
 use crate::{FeedError, FeedEvent};
 use metadata_content::record::{Owner, Record};
 
@@ -119,9 +119,9 @@ fn a_record_that_is_refused_leaves_the_last_good_one() {
     for key in ["a.yaml", "b.yaml"] {
         assert_eq!(registry.apply(RecordSource::File, rejected(key)), []);
     }
-    assert_eq!(registry.standing(&good), Some(Standing::InForce));
+    assert_eq!(registry.standing(&good), Some(RecordStanding::InForce));
     assert!(registry.refusal(&good).is_some_and(|reason| reason.contains("expected a record")));
-    assert_eq!(registry.standing(&bad), Some(Standing::Rejected));
+    assert_eq!(registry.standing(&bad), Some(RecordStanding::Rejected));
     assert_eq!((registry.refusals(), registry.refused().count()), (2, 2));
     assert_eq!(words(&registry.apply(RecordSource::File, upsert("a.yaml", A, 1))), [""; 0], "as it was");
     assert_eq!(words(&registry.apply(RecordSource::File, upsert("b.yaml", B, 1))), ["+b.yaml 1"]);
@@ -134,9 +134,9 @@ fn a_shadowed_record_names_the_record_in_force() {
     registry.apply(RecordSource::Kubevirt, upsert("ns/a", A, 1));
     registry.apply(RecordSource::File, upsert("a.yaml", A, 1));
     let standing = |key| registry.standing(&key);
-    assert_eq!(standing(id(RecordSource::File, "a.yaml")), Some(Standing::InForce));
+    assert_eq!(standing(id(RecordSource::File, "a.yaml")), Some(RecordStanding::InForce));
     let by = id(RecordSource::File, "a.yaml");
-    assert_eq!(standing(id(RecordSource::Kubevirt, "ns/a")), Some(Standing::Shadowed { by }));
+    assert_eq!(standing(id(RecordSource::Kubevirt, "ns/a")), Some(RecordStanding::Shadowed { by }));
     assert_eq!(standing(id(RecordSource::Kubevirt, "a.yaml")), None);
 }
 

@@ -1,4 +1,4 @@
-use super::{DEFAULT_BYTES, LEAST_BYTES, RESERVED_BYTES, Room, WORKER_BYTES, Weight, within};
+use super::{DEFAULT_BYTES, LEAST_BYTES, MemoryBudget, RESERVED_BYTES, WORKER_BYTES, Weight, within};
 use crate::registry::RecordId;
 use metadata_content::record::Record;
 use metadata_content::source::RecordSource;
@@ -22,7 +22,7 @@ const LARGE: usize = 100_000;
 #[test]
 fn a_record_beyond_the_limit_is_refused_with_its_size_and_the_setting() {
     let large = record("a", LARGE);
-    let room = Room::new(Weight::of(&large).alone() + 1_000);
+    let room = MemoryBudget::new(Weight::of(&large).alone() + 1_000);
     room.take(&id("a"), &large).expect("there is room for one");
     let refused = room.take(&id("b"), &record("b", LARGE)).expect_err("there is room for one");
     assert_eq!(room.usage().refusals, 1);
@@ -35,7 +35,7 @@ fn a_record_beyond_the_limit_is_refused_with_its_size_and_the_setting() {
 #[test]
 fn a_record_that_grew_too_much_keeps_its_former_charge() {
     let small = record("a", 1_000);
-    let room = Room::new(Weight::of(&small).alone() + 1_000);
+    let room = MemoryBudget::new(Weight::of(&small).alone() + 1_000);
     room.take(&id("a"), &small).expect("room");
     let before = room.usage().used;
     room.take(&id("a"), &record("a", LARGE)).expect_err("no room");
@@ -46,7 +46,7 @@ fn a_record_that_grew_too_much_keeps_its_former_charge() {
 #[test]
 fn bytes_that_records_share_are_charged_once() {
     let (first, other) = (record("a", LARGE), record("b", LARGE));
-    let room = Room::new(usize::MAX);
+    let room = MemoryBudget::new(usize::MAX);
     for key in ["a", "b", "c"] {
         room.take(&id(key), &first).expect("room");
     }
@@ -63,7 +63,7 @@ fn bytes_that_records_share_are_charged_once() {
 #[test]
 fn freed_memory_is_announced_once_it_suffices() {
     let large = record("a", LARGE);
-    let room = Room::new(Weight::of(&large).alone() + 1_000);
+    let room = MemoryBudget::new(Weight::of(&large).alone() + 1_000);
     let freed = room.freed();
     room.take(&id("small"), &record("s", 10)).expect("room");
     room.take(&id("large"), &large).expect_err("no room beside the small one");
@@ -80,7 +80,7 @@ fn freed_memory_is_announced_once_it_suffices() {
 
 #[test]
 fn charges_of_queued_records_stay_until_their_feed_ends() {
-    let room = Room::new(usize::MAX);
+    let room = MemoryBudget::new(usize::MAX);
     let (there, comes) = (record("a", 10), record("b", 10));
     room.take(&id("there"), &there).expect("room");
     room.arrive(&id("there"), &there).expect("room");
@@ -99,7 +99,7 @@ fn of(namespace: &str, name: usize) -> RecordId {
 
 #[test]
 fn a_namespace_that_fills_the_memory_leaves_room_for_another() {
-    let room = Room::new(64 << 20);
+    let room = MemoryBudget::new(64 << 20);
     let mut taken = 0;
     for n in 0..200 {
         taken += usize::from(room.take(&of("hostile", n), &record(&n.to_string(), LARGE * 3)).is_ok());
@@ -119,7 +119,7 @@ fn a_namespace_that_fills_the_memory_leaves_room_for_another() {
 
 #[test]
 fn tenants_pay_equal_parts_of_what_they_share_and_nothing_is_left_of_it() {
-    let room = Room::new(64 << 20);
+    let room = MemoryBudget::new(64 << 20);
     let shared = record("s", LARGE);
     let weight = Weight::of(&shared);
     room.take(&of("a", 0), &shared).expect("room");
@@ -139,7 +139,7 @@ fn tenants_pay_equal_parts_of_what_they_share_and_nothing_is_left_of_it() {
 #[test]
 fn a_lower_limit_removes_no_record() {
     let large = record("a", LARGE);
-    let room = Room::new(usize::MAX);
+    let room = MemoryBudget::new(usize::MAX);
     room.take(&id("a"), &large).expect("room");
     room.set_limit(1);
     room.take(&id("a"), &record("a", LARGE / 2)).expect("it shrinks");

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::follow::Following;
+use super::follow::FollowedGuests;
 use super::write::{AuditTarget, Writer};
 use super::{AuditConfig, AuditLine, TokenLine, write};
 
@@ -25,7 +25,7 @@ pub const LINES_AT_ONCE: usize = CAPACITY;
 
 /// The identity and VM of a slot.
 #[derive(Debug)]
-struct Who {
+struct SlotOwner {
     port: String,
     mac: String,
     vm: Option<(String, String)>,
@@ -49,13 +49,13 @@ pub struct AuditCounts {
 pub struct Collector {
     tapes: Vec<TurnTape>,
     log: Option<Log>,
-    following: Option<Following>,
+    following: Option<FollowedGuests>,
 }
 
 /// The audit log.
 #[derive(Debug)]
 struct Log {
-    who: HashMap<Slot, Who>,
+    who: HashMap<Slot, SlotOwner>,
     writer: Writer,
     queue_full: u64,
 }
@@ -102,19 +102,19 @@ impl Collector {
     }
 
     /// Follows the guests until [`FOLLOW_FOR`](super::follow::FOLLOW_FOR) after the last call.
-    pub fn follow(&mut self, now: Instant) -> &Following {
+    pub fn follow(&mut self, now: Instant) -> &FollowedGuests {
         self.collect(now);
         if self.following.is_none() {
             self.tapes.iter().for_each(|reel| reel.tape.turn_on());
         }
-        let following = self.following.get_or_insert_with(|| Following::new(now));
+        let following = self.following.get_or_insert_with(|| FollowedGuests::new(now));
         following.renew(now);
         following
     }
 
     /// What guests have asked, while somebody follows them.
     #[must_use]
-    pub fn following(&self) -> Option<&Following> {
+    pub fn following(&self) -> Option<&FollowedGuests> {
         self.following.as_ref()
     }
 
@@ -123,7 +123,7 @@ impl Collector {
         self.collect(Instant::now());
         let vm = vm.map(|(owner, name)| (owner.to_owned(), name.to_owned()));
         if let Some(log) = &mut self.log {
-            log.who.insert(slot, Who { port, mac, vm });
+            log.who.insert(slot, SlotOwner { port, mac, vm });
         }
     }
 
@@ -218,7 +218,7 @@ impl TurnTape {
 }
 
 /// Appends the line of an answer; returns the number of lines appended.
-fn line(entry: &AuditEntry, who: &HashMap<Slot, Who>, took: Duration, out: &mut Vec<u8>) -> u64 {
+fn line(entry: &AuditEntry, who: &HashMap<Slot, SlotOwner>, took: Duration, out: &mut Vec<u8>) -> u64 {
     let seconds = i64::try_from(entry.unix_seconds).unwrap_or_default();
     let time = OffsetDateTime::from_unix_timestamp(seconds).ok().and_then(|at| at.format(&Rfc3339).ok());
     let who = who.get(&entry.slot);

@@ -1,7 +1,7 @@
 //! What guests have asked while somebody follows them: `xdp-imds top`, or a viewer of the page.
 //!
-//! It lives on the control side and is filled from the workers' tapes. While nobody follows, there is no [`Following`],
-//! and the tapes are off unless there is an audit log.
+//! It lives on the control side and is filled from the workers' tapes. While nobody follows, there is no
+//! [`FollowedGuests`], and the tapes are off unless there is an audit log.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ pub const BOOT_PAUSE: Duration = Duration::from_secs(60);
 
 /// The guests that have sent requests since somebody began to follow them.
 #[derive(Debug)]
-pub struct Following {
+pub struct FollowedGuests {
     since: Instant,
     until: Instant,
     /// One for each slot at most, so the number of slots limits them.
@@ -72,7 +72,7 @@ pub struct FollowedRequest {
     pub took: Duration,
 }
 
-impl Following {
+impl FollowedGuests {
     pub(crate) fn new(now: Instant) -> Self {
         Self { since: now, until: now, guests: HashMap::new() }
     }
@@ -178,7 +178,7 @@ fn is_user_data(path: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Following, LAST_REQUESTS, is_user_data};
+    use super::{FollowedGuests, LAST_REQUESTS, is_user_data};
     use crate::audit::{AuditEntry, Path};
     use metadata_base::connection::Connection;
     use metadata_content::http::{Method, StatusCode};
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn a_guest_has_found_the_dialect_that_first_answered_with_success() {
         let now = Instant::now();
-        let mut following = Following::new(now);
+        let mut following = FollowedGuests::new(now);
         for (path, status, dialect, found, user_data) in [
             ("/latest/meta-data", 404, "none", None, false),
             ("/", 200, "every dialect", None, false),
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn sampled_answers_count_as_often_as_they_stand_for() {
         let now = Instant::now();
-        let mut following = Following::new(now);
+        let mut following = FollowedGuests::new(now);
         following.note(&AuditEntry { sampled: 16, ..entry(3, "/", 200, "ec2") }, Duration::ZERO, now);
         following.note(&entry(3, "/", 503, "ec2"), Duration::ZERO, now);
         let guest = following.guest(3).expect("followed");
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn only_the_last_requests_are_kept() {
         let now = Instant::now();
-        let mut following = Following::new(now);
+        let mut following = FollowedGuests::new(now);
         let paths: Vec<_> = (0..2 * LAST_REQUESTS).map(|number| format!("/{number}")).collect();
         for path in &paths {
             following.note(&entry(3, path, 200, "ec2"), Duration::ZERO, now);
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn the_next_guest_of_a_slot_begins_anew() {
         let now = Instant::now();
-        let mut following = Following::new(now);
+        let mut following = FollowedGuests::new(now);
         for (vm, requests) in [("a", 1), ("a", 2), ("b", 1)] {
             let responses = Some(Arc::new(Responses::builder(VmState::alone(vm)).build()));
             following.note(&AuditEntry { responses, ..entry(3, "/", 200, "ec2") }, Duration::ZERO, now);
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn a_boot_begins_after_a_pause_or_with_user_data_and_not_with_each_poll() {
         let start = Instant::now();
-        let mut following = Following::new(start);
+        let mut following = FollowedGuests::new(start);
         // Each row: when a request comes, its path, and when the boot it belongs to began, in seconds.
         for (at, path, boot) in [
             (0, "/v1/meta-data", 0),

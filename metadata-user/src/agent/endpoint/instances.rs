@@ -35,13 +35,13 @@ use tokio::sync::{Mutex, Semaphore, oneshot};
 use tokio::time::Instant;
 use tracing::info;
 
-use super::listen::{Peer, Stay};
+use super::listen::{EvictionGuard, Peer};
 use super::{Agent, ControlRequest};
-use crate::agent::node::{ClearedData, Tagged, etag};
-use crate::agent::shelf::Shelf;
+use crate::agent::node::{ClearedData, TaggedRecord, etag};
+use crate::agent::shelf::RegistrationStore;
 use crate::config::Config;
 use answer::{ProblemResponse, absent, busy, clash, json, not_attached, not_kept, still_on_disk, too_many};
-pub(crate) use ask::{Ask, CheckedRegistration};
+pub(crate) use ask::{CheckedRegistration, InstanceRequest};
 use ask::{Named, PortWait};
 use conditions::RequestConditions;
 use metadata_content::record::RecordLimits;
@@ -66,7 +66,7 @@ const OPENAPI: &str = include_str!("instances/openapi.json");
 /// Shared by all requests that change instances.
 #[derive(Debug)]
 pub(crate) struct Registrar {
-    shelf: Shelf,
+    shelf: RegistrationStore,
     limits: ArcSwap<RecordLimits>,
     /// Held during a change.
     turn: Mutex<()>,
@@ -77,7 +77,7 @@ impl Registrar {
     /// Stores records below the state directory of the configuration.
     pub(crate) fn new(config: &Config) -> Arc<Self> {
         Arc::new(Self {
-            shelf: Shelf::below(config.state.as_deref()),
+            shelf: RegistrationStore::below(config.state.as_deref()),
             limits: ArcSwap::from_pointee(config.record_limits()),
             turn: Mutex::default(),
             waits: Semaphore::new(WAITS),
@@ -90,7 +90,7 @@ impl Registrar {
     }
 
     /// Where records are stored.
-    pub(crate) fn shelf(&self) -> Shelf {
+    pub(crate) fn shelf(&self) -> RegistrationStore {
         self.shelf.clone()
     }
 }
@@ -107,16 +107,18 @@ pub(super) fn routes() -> [(&'static str, MethodRouter<Agent>); 4] {
 
 async fn list(State(agent): State<Agent>, uri: Uri) -> Result<Response, ProblemResponse> {
     let (source, after) = ask::range(&uri)?;
-    let page =
-        agent.ask_in_turn(|reply| ControlRequest::Instances(Ask::List { source, after, reply })).await?;
+    let page = agent
+        .ask_in_turn(|reply| ControlRequest::Instances(InstanceRequest::List { source, after, reply }))
+        .await?;
     Ok(json(StatusCode::OK, &page))
 }
 
 async fn show(State(agent): State<Agent>, uri: Uri, head: HeaderMap) -> Result<Response, ProblemResponse> {
     let Named { id, .. } = ask::read(&uri, &Method::GET)?;
     let conditions = RequestConditions::read(&head)?;
-    let found =
-        agent.ask_in_turn(|reply| ControlRequest::Instances(Ask::Look { id: id.clone(), reply })).await?;
+    let found = agent
+        .ask_in_turn(|reply| ControlRequest::Instances(InstanceRequest::Look { id: id.clone(), reply }))
+        .await?;
     let (mut instance, held) = found.ok_or_else(|| absent(&id))?;
     let tag = instance.etag.clone();
     if conditions.is_known(tag.as_deref()) {
@@ -132,7 +134,7 @@ async fn show(State(agent): State<Agent>, uri: Uri, head: HeaderMap) -> Result<R
 async fn put(
     State(agent): State<Agent>,
     axum::Extension(peer): axum::Extension<Peer>,
-    axum::Extension(stay): axum::Extension<Stay>,
+    axum::Extension(stay): axum::Extension<EvictionGuard>,
     uri: Uri,
     head: HeaderMap,
     body: Body,
@@ -183,8 +185,9 @@ async fn clear(
 ) -> Result<Response, ProblemResponse> {
     let id = ask::read_guest_data(&uri)?;
     let about = id.clone();
-    let cleared =
-        agent.ask_in_turn(|reply| ControlRequest::Instances(Ask::Clear { id: about, reply })).await?;
+    let cleared = agent
+        .ask_in_turn(|reply| ControlRequest::Instances(InstanceRequest::Clear { id: about, reply }))
+        .await?;
     let ClearedData { vm, found, saves } = cleared.ok_or_else(|| absent(&id))?;
     if found {
         info!(by = %peer, record = %id, vm = vm.as_str(), "removed what the guest wrote");
@@ -209,7 +212,7 @@ async fn attached(
     until: Instant,
 ) -> Result<Instance, ApiProblem> {
     let (reply, answer) = oneshot::channel();
-    let wait = ControlRequest::Instances(Ask::Wait { id: id.clone(), reply });
+    let wait = ControlRequest::Instances(InstanceRequest::Wait { id: id.clone(), reply });
     let waited = tokio::time::timeout_at(until, async {
         agent.requests.send(wait).await.ok()?;
         answer.await.ok()
@@ -219,7 +222,9 @@ async fn attached(
         // Another client has removed the record, or the agent is ending.
         Ok(None) => Err(absent(&id)),
         Err(_) => {
-            let now = agent.ask_in_turn(|reply| ControlRequest::Instances(Ask::Look { id, reply })).await;
+            let now = agent
+                .ask_in_turn(|reply| ControlRequest::Instances(InstanceRequest::Look { id, reply }))
+                .await;
             let instance = now.ok().flatten().map_or(instance, |(instance, _)| instance);
             Err(not_attached(instance, timeout))
         }
@@ -237,18 +242,18 @@ struct ChangeRequest {
 impl ChangeRequest {
     async fn put(
         self,
-        record: record::Good,
+        record: record::ValidRecord,
         waits: bool,
     ) -> Result<(RegistrationOutcome, Instance), ApiProblem> {
         let registrar = Arc::clone(&self.agent.registrar);
         let _turn = registrar.turn.lock().await;
         let Self { agent, id, conditions, peer } = self;
-        let record::Good { record, json } = record;
+        let record::ValidRecord { record, json } = record;
         let tagged = tag(&record)?;
         let (about, held) = (id.clone(), Arc::clone(&record));
         let CheckedRegistration { tag: former, owner, admitted } = agent
             .ask_in_turn(|reply| {
-                ControlRequest::Instances(Ask::Check { id: about, record: held, waits, reply })
+                ControlRequest::Instances(InstanceRequest::Check { id: about, record: held, waits, reply })
             })
             .await?;
         conditions.check(&id, former.as_deref())?;
@@ -267,7 +272,7 @@ impl ChangeRequest {
             blocking(move || shelf.put(&id, json)).await?.map_err(|error| not_kept(&error))?;
         }
         let (about, vm) = (id.clone(), record.owner());
-        let ask = |reply| ControlRequest::Instances(Ask::Put { id: about, tagged, reply });
+        let ask = |reply| ControlRequest::Instances(InstanceRequest::Put { id: about, tagged, reply });
         let instance = agent.ask_patiently(ask).await?;
         if changes {
             info!(by = %peer, record = %id, vm = vm.as_str(), "{}", change.words());
@@ -280,23 +285,28 @@ impl ChangeRequest {
         let _turn = registrar.turn.lock().await;
         let Self { agent, id, conditions, peer } = self;
         let about = id.clone();
-        let former =
-            agent.ask_in_turn(|reply| ControlRequest::Instances(Ask::Tag { id: about, reply })).await?;
+        let former = agent
+            .ask_in_turn(|reply| ControlRequest::Instances(InstanceRequest::Tag { id: about, reply }))
+            .await?;
         conditions.check(&id, former.as_deref())?;
         let (shelf, about) = (registrar.shelf.clone(), id.clone());
         blocking(move || shelf.remove(&about)).await?.map_err(|error| not_kept(&error))?;
         if former.is_some() {
             let about = id.clone();
-            agent.ask_patiently(|reply| ControlRequest::Instances(Ask::Remove { id: about, reply })).await?;
+            agent
+                .ask_patiently(|reply| {
+                    ControlRequest::Instances(InstanceRequest::Remove { id: about, reply })
+                })
+                .await?;
             info!(by = %peer, record = %id, "removed");
         }
         Ok(())
     }
 }
 
-fn tag(record: &Arc<metadata_content::record::Record>) -> Result<Tagged, ApiProblem> {
+fn tag(record: &Arc<metadata_content::record::Record>) -> Result<TaggedRecord, ApiProblem> {
     let etag = etag(record).map_err(|error| not_kept(&error.into()))?;
-    Ok(Tagged { record: Arc::clone(record), etag })
+    Ok(TaggedRecord { record: Arc::clone(record), etag })
 }
 
 /// Runs work that blocks or takes long on another thread.

@@ -10,7 +10,7 @@ use axum::Router;
 use axum::http::Method;
 use hyper::Request;
 use hyper::body::Incoming;
-pub(crate) use metadata_listen::Stay;
+pub(crate) use metadata_listen::EvictionGuard;
 use metadata_listen::{ConnectionLimit, Listener, WhenFull};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -99,11 +99,11 @@ impl PeerListener for UnixListener {
     }
 }
 
-/// Serves the connections of a listener until the task ends. Handlers find [`Peer`], [`Stay`] and the connection's
-/// [`Holder`](metadata_listen::Holder) in a request's extensions.
+/// Serves the connections of a listener until the task ends. Handlers find [`Peer`], [`EvictionGuard`] and the
+/// connection's [`Holder`](metadata_listen::Holder) in a request's extensions.
 pub(crate) async fn serve<L: PeerListener>(listener: L, app: Router) -> anyhow::Result<()> {
     let places = ConnectionLimit { name: L::NAME, most: CONNECTIONS, when_full: WhenFull::Evict };
-    let attend = |stream, stay: Stay| {
+    let attend = |stream, stay: EvictionGuard| {
         let (peer, holder) = (L::peer(&stream), L::holder(&stream));
         let for_handlers = stay.clone();
         let prepare = move |request: &mut Request<Incoming>| {

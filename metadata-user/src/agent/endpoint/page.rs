@@ -28,7 +28,7 @@ use bytes::Bytes;
 use futures_util::stream::unfold;
 use metadata_base::printable::Printable;
 use metadata_control::top::TopQuery;
-use metadata_listen::Holder;
+use metadata_listen::ConnectionHolder;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
@@ -141,7 +141,7 @@ fn is_own_page(fields: &HeaderMap) -> bool {
 /// The viewers. When all seats are taken, a new viewer gets that of another: of the peer with the most seats, the
 /// oldest. So one peer cannot keep the page from the others, and a forgotten browser cannot from anybody.
 #[derive(Clone, Debug, Default)]
-struct Seats(Arc<SeatTable>);
+struct ViewerSeats(Arc<SeatTable>);
 
 #[derive(Debug, Default)]
 struct SeatTable {
@@ -153,24 +153,24 @@ struct SeatTable {
 #[derive(Debug)]
 struct Seat {
     number: u64,
-    holder: Holder,
+    holder: ConnectionHolder,
     /// Tells the viewer that it has lost its seat.
     lost: oneshot::Sender<()>,
 }
 
 /// A viewer's seat; dropping it frees it.
 struct TakenSeat {
-    seats: Seats,
+    seats: ViewerSeats,
     number: u64,
     lost: oneshot::Receiver<()>,
 }
 
-impl Seats {
+impl ViewerSeats {
     fn lock(&self) -> MutexGuard<'_, Vec<Seat>> {
         self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, holder: Holder) -> TakenSeat {
+    fn take(&self, holder: ConnectionHolder) -> TakenSeat {
         let mut seats = self.lock();
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (lost, is_lost) = oneshot::channel();
@@ -202,7 +202,7 @@ pub(super) fn routes(router: Router<Agent>, hosts: PageHosts) -> Router<Agent> {
         .route("/events", get(events).layer(middleware::from_fn(check_site)))
         .layer(middleware::from_fn(check_host))
         .layer(Extension(hosts))
-        .layer(Extension(Seats::default()))
+        .layer(Extension(ViewerSeats::default()))
         .layer(middleware::map_response(closed));
     router.merge(page)
 }
@@ -229,8 +229,8 @@ async fn closed(mut answer: Response) -> Response {
 
 async fn events(
     State(agent): State<Agent>,
-    Extension(seats): Extension<Seats>,
-    Extension(holder): Extension<Holder>,
+    Extension(seats): Extension<ViewerSeats>,
+    Extension(holder): Extension<ConnectionHolder>,
     Query(query): Query<TopQuery>,
 ) -> Response {
     if let Some(refusal) = refusal(&query) {
@@ -294,7 +294,7 @@ fn event<T: serde::Serialize>(name: &str, document: &T) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Holder, PAGE, POLICY, PageHosts, Seats, TakenSeat, inner};
+    use super::{ConnectionHolder, PAGE, POLICY, PageHosts, TakenSeat, ViewerSeats, inner};
 
     #[test]
     fn the_page_answers_to_names_that_nobody_else_can_point_here() {
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_new_viewer_gets_the_oldest_seat_of_the_peer_with_the_most() {
-        let (seats, peer) = (Seats::default(), Holder::User);
+        let (seats, peer) = (ViewerSeats::default(), ConnectionHolder::User);
         // Each row: the peers that sit, in order; the peer that comes; the place of the seat that it gets.
         for (sitting, comes, loses) in [
             ([1, 2, 2, 3], 4, 1),

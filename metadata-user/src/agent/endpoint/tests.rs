@@ -13,7 +13,7 @@ use super::page::VIEWERS;
 use super::{ANSWER_WITHIN, ControlRequest, PageHosts, QUEUE, Registrar, Routers};
 use crate::agent::Health;
 use crate::config::Config;
-use metadata_control::status::{About, AgentStatus};
+use metadata_control::status::{AgentStatus, PortFilter};
 use metadata_control::top::{Top, VmPage, VmRow, WORDS_MOST};
 
 /// Limit on every wait in these tests. A wait reaches it only if the test fails.
@@ -373,6 +373,9 @@ async fn the_control_socket_serves_the_status() {
         assert!(status == 200 && body.starts_with(start), "{path_asked}: {status} {body}");
     }
     let asked = answers.await.expect("three questions");
-    assert_eq!(asked, [format!("{:?}", About::Trouble), format!("{:?}", About::EveryPort), "52:54".into()]);
+    assert_eq!(
+        asked,
+        [format!("{:?}", PortFilter::Trouble), format!("{:?}", PortFilter::EveryPort), "52:54".into()]
+    );
     door.abort();
 }

@@ -5,9 +5,12 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use metadata_control::top::{TopQuery, WORDS_MOST};
 
-use super::{Agent, Busy, ControlRequest, TEXT, json};
+use super::{Agent, ControlLoopBusy, ControlRequest, TEXT, json};
 
-pub(super) async fn top(State(agent): State<Agent>, Query(query): Query<TopQuery>) -> Result<Response, Busy> {
+pub(super) async fn top(
+    State(agent): State<Agent>,
+    Query(query): Query<TopQuery>,
+) -> Result<Response, ControlLoopBusy> {
     if let Some(refusal) = refusal(&query) {
         return Ok(refusal);
     }

@@ -22,8 +22,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
-use super::{Agent, Busy, ControlRequest, JSON_LINES, LongLivedAnswer, Peer, TEXT};
-use crate::agent::node::{TraceRefusal, TraceTarget, Traced};
+use super::{Agent, ControlLoopBusy, ControlRequest, JSON_LINES, LongLivedAnswer, Peer, TEXT};
+use crate::agent::node::{StartedTrace, TraceRefusal, TraceTarget};
 use metadata_base::hex::hex;
 use metadata_control::trace::wire::{SCHEMA, TraceLine, TracedFrame};
 use metadata_control::trace::{message, sketch};
@@ -63,7 +63,7 @@ pub(super) async fn trace(
     State(agent): State<Agent>,
     axum::Extension(peer): axum::Extension<Peer>,
     Query(TraceQuery { target: name, passing, payload }): Query<TraceQuery>,
-) -> Result<Response, Busy> {
+) -> Result<Response, ControlLoopBusy> {
     if payload && !peer.is_owner() {
         let text = "expected root or the agent's own user: payloads contain tokens and passwords".into();
         return Ok(TraceRefusal { status: StatusCode::FORBIDDEN, text }.into_response());
@@ -85,43 +85,43 @@ pub(super) async fn trace(
 }
 
 /// The next part of the answer.
-enum Next {
+enum NextPart {
     Begin,
     Events { until: Instant },
     Nothing,
 }
 
-fn lines(watched: Traced, payload: bool) -> impl Stream<Item = Result<Bytes, Infallible>> {
-    unfold((watched, Next::Begin), move |(watched, next)| write(watched, next, payload))
+fn lines(watched: StartedTrace, payload: bool) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    unfold((watched, NextPart::Begin), move |(watched, next)| write(watched, next, payload))
 }
 
 /// Writes the lines of one part. Returns them and the next part.
 async fn write(
-    mut watched: Traced,
-    next: Next,
+    mut watched: StartedTrace,
+    next: NextPart,
     payload: bool,
-) -> Option<(Result<Bytes, Infallible>, (Traced, Next))> {
+) -> Option<(Result<Bytes, Infallible>, (StartedTrace, NextPart))> {
     let mut text = Vec::new();
     let next = match next {
-        Next::Begin => {
+        NextPart::Begin => {
             put(&mut text, &begin(&watched));
-            Next::Events { until: Instant::now() + TRACE_MOST }
+            NextPart::Events { until: Instant::now() + TRACE_MOST }
         }
-        Next::Events { until } if Instant::now() >= until => {
+        NextPart::Events { until } if Instant::now() >= until => {
             let reason = format!("a trace lasts at most {TRACE_MOST:?}; start another");
             put(&mut text, &TraceLine::End { reason });
-            Next::Nothing
+            NextPart::Nothing
         }
-        Next::Events { until } => {
+        NextPart::Events { until } => {
             more(&mut watched, payload, &mut text).await;
-            Next::Events { until }
+            NextPart::Events { until }
         }
-        Next::Nothing => return None,
+        NextPart::Nothing => return None,
     };
     Some((Ok(text.into()), (watched, next)))
 }
 
-fn begin(watched: &Traced) -> TraceLine {
+fn begin(watched: &StartedTrace) -> TraceLine {
     let now = clock_gettime(ClockId::Monotonic);
     let nanoseconds = |part: i64| u64::try_from(part).unwrap_or_default();
     let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -136,7 +136,7 @@ fn begin(watched: &Traced) -> TraceLine {
 }
 
 /// Waits for frames for at most [`SIGN_OF_LIFE`], and writes some.
-async fn more(watched: &mut Traced, payload: bool, text: &mut Vec<u8>) {
+async fn more(watched: &mut StartedTrace, payload: bool, text: &mut Vec<u8>) {
     let until = Instant::now() + SIGN_OF_LIFE;
     let mut frames = take(watched, payload);
     while frames.is_empty() && Instant::now() < until {
@@ -156,7 +156,7 @@ async fn more(watched: &mut Traced, payload: bool, text: &mut Vec<u8>) {
     }
 }
 
-fn take(watched: &mut Traced, payload: bool) -> Vec<TracedFrame> {
+fn take(watched: &mut StartedTrace, payload: bool) -> Vec<TracedFrame> {
     let mut frames = Vec::new();
     for _ in 0..AT_ONCE {
         let Some(event) = watched.watch.next_event() else { break };

@@ -6,14 +6,14 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::wire::{FromNext, FromPrevious, PassedQuestion, Wire, WireError};
+use super::wire::{NextAgentMessage, PreviousAgentMessage, Wire, WireError, WireRequest};
 use super::{DRAINING_WITHIN, SERVING_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
 use crate::agent::notify;
 use crate::agent::signals::Stop;
 use metadata_datapath::stack::DRAIN_LIMIT;
 use metadata_serve::audit::COLLECT_EVERY;
-use metadata_serve::{AnswerStage, HandedRequest, Handing};
+use metadata_serve::{AnswerStage, HandedRequest, HandoverAnswers};
 
 /// How often to check the progress of workers.
 const CHECK_EVERY: Duration = Duration::from_millis(2);
@@ -37,7 +37,7 @@ pub(crate) enum HandoverResult {
 
 /// The state of a handover outside the node.
 pub(crate) struct HandoverState {
-    pub(crate) handing: std::sync::Arc<Handing>,
+    pub(crate) handing: std::sync::Arc<HandoverAnswers>,
     pub(crate) questions: mpsc::Receiver<HandedRequest>,
 }
 
@@ -94,22 +94,22 @@ async fn promise(node: &Node, wire: &mut Wire, close: impl AsyncFnOnce()) -> any
     }
     close().await;
     info!(connections, "another agent takes over: serving the connections here until they end");
-    wire.send(&FromPrevious::Draining { connections }).await?;
+    wire.send(&PreviousAgentMessage::Draining { connections }).await?;
     loop {
         match wire.recv_within(TAKE_WITHIN).await? {
-            FromNext::Take => break,
-            FromNext::Unknown => {}
+            NextAgentMessage::Take => break,
+            NextAgentMessage::Unknown => {}
             message => anyhow::bail!("expected the next agent to take the ports, received {message:?}"),
         }
     }
     // The next agent does not take the ports before it has received this.
-    wire.send(&FromPrevious::Yours).await?;
+    wire.send(&PreviousAgentMessage::Yours).await?;
     Ok(())
 }
 
 /// Ends the handover; the agent continues as before.
 async fn stay(node: &mut Node, handover: &HandoverState, wire: &mut Wire, reason: &str) {
-    let _gone = wire.send(&FromPrevious::No { reason: reason.into() }).await;
+    let _gone = wire.send(&PreviousAgentMessage::No { reason: reason.into() }).await;
     if let Err(error) = node.ports.resume() {
         warn!("a worker closes connections after their answer: {error}");
     }
@@ -128,7 +128,8 @@ async fn serve_out(
     stop: &mut Stop,
     end: Instant,
 ) {
-    let mut departure = Departure { node, handover, wire, taken: None, is_connected: true, remaining: 0 };
+    let mut departure =
+        DepartingAgent { node, handover, wire, taken: None, is_connected: true, remaining: 0 };
     departure.serve(stop, end).await;
     let cut = departure.remaining;
     if cut > 0 {
@@ -137,12 +138,12 @@ async fn serve_out(
             "connections cut off before they ended; a takeover waits for them for at most {DRAIN_LIMIT:?}"
         );
     }
-    let _gone = wire.send(&FromPrevious::Done { cut }).await;
+    let _gone = wire.send(&PreviousAgentMessage::Done { cut }).await;
     info!("no longer serving connections: stopping");
 }
 
 /// The previous agent after it has given up its ports, until its connections have ended.
-struct Departure<'a> {
+struct DepartingAgent<'a> {
     node: &'a mut Node,
     handover: &'a mut HandoverState,
     wire: &'a mut Wire,
@@ -154,7 +155,7 @@ struct Departure<'a> {
     remaining: u64,
 }
 
-impl Departure<'_> {
+impl DepartingAgent<'_> {
     /// Serves until all connections have ended, until `end`, or until a signal.
     async fn serve(&mut self, stop: &mut Stop, end: Instant) {
         let mut check = tokio::time::interval(CHECK_EVERY);
@@ -164,7 +165,7 @@ impl Departure<'_> {
         loop {
             let passes_on = self.is_connected && self.taken.is_some();
             tokio::select! {
-                message = self.wire.recv::<FromNext>(), if self.is_connected => self.on_message(message),
+                message = self.wire.recv::<NextAgentMessage>(), if self.is_connected => self.on_message(message),
                 Some(question) = self.handover.questions.recv(), if passes_on => self.pass_on(&question).await,
                 _ = alive.tick() => notify::alive(),
                 _ = collect.tick() => self.node.collect(),
@@ -174,14 +175,14 @@ impl Departure<'_> {
         }
     }
 
-    fn on_message(&mut self, message: Result<FromNext, WireError>) {
+    fn on_message(&mut self, message: Result<NextAgentMessage, WireError>) {
         match message {
-            Ok(FromNext::Serving) => {
+            Ok(NextAgentMessage::Serving) => {
                 self.node.ports.on_handed_over();
                 self.handover.handing.set(AnswerStage::Away);
                 self.taken = Some(Instant::now());
             }
-            Ok(FromNext::Answer(answer)) => {
+            Ok(NextAgentMessage::Answer(answer)) => {
                 let (connection, mark, answer) = answer.answer();
                 if let Some(slot) = self.handover.handing.answered(&connection, mark, answer) {
                     self.node.ports.wake(slot);
@@ -197,7 +198,7 @@ impl Departure<'_> {
 
     /// Passes a question on to the next agent. If that fails, the worker asks again.
     async fn pass_on(&mut self, question: &HandedRequest) {
-        if let Err(error) = self.wire.send(&FromPrevious::Ask(PassedQuestion::from(question))).await {
+        if let Err(error) = self.wire.send(&PreviousAgentMessage::Ask(WireRequest::from(question))).await {
             self.is_connected = !matches!(error, WireError::Gone);
             self.handover.handing.answered(&question.connection, question.mark, None);
             debug!("a question will be passed on again: {error}");

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-use super::wire::{FromNext, FromPrevious, OLDEST, REMEDY, VERSION, Wire, WireError};
+use super::wire::{NextAgentMessage, OLDEST, PreviousAgentMessage, REMEDY, VERSION, Wire, WireError};
 use super::{HELLO_WITHIN, READY_WITHIN, SOCKET};
 use crate::agent::endpoint::{ControlSocket, SocketError};
 
@@ -134,7 +134,7 @@ async fn attend(stream: UnixStream, shared: Shared) {
         }
         Ok(Err(reason)) => {
             info!("refused to hand over: {reason}");
-            let _gone = wire.send(&FromPrevious::No { reason }).await;
+            let _gone = wire.send(&PreviousAgentMessage::No { reason }).await;
         }
         Err(error) => debug!("a takeover did not begin: {error}"),
     }
@@ -142,7 +142,7 @@ async fn attend(stream: UnixStream, shared: Shared) {
 
 /// Exchanges messages with the next agent until it is ready. Returns its turn, or the reason for a refusal.
 async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<TakeoverPermit, String>, WireError> {
-    let FromNext::Hello { oldest, newest, release } = wire.recv_within(HELLO_WITHIN).await? else {
+    let NextAgentMessage::Hello { oldest, newest, release } = wire.recv_within(HELLO_WITHIN).await? else {
         return Ok(Err("expected a hello first".into()));
     };
     let Some(version) = common_version(oldest, newest) else {
@@ -162,12 +162,12 @@ async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<TakeoverPermit
     if sent.is_err() || timeout(PREPARED_WITHIN, prepared).await.is_err() {
         warn!("the pins are not checked for the next agent: the control loop is busy");
     }
-    wire.send(&FromPrevious::Welcome { version, side: shared.side, release: own }).await?;
+    wire.send(&PreviousAgentMessage::Welcome { version, side: shared.side, release: own }).await?;
     info!(release, "another agent prepares to take over");
     loop {
         match wire.recv_within(READY_WITHIN).await {
-            Ok(FromNext::Drain) => return Ok(Ok(turn)),
-            Ok(FromNext::Unknown) => {}
+            Ok(NextAgentMessage::Drain) => return Ok(Ok(turn)),
+            Ok(NextAgentMessage::Unknown) => {}
             Ok(message) => {
                 return Ok(Err(format!("expected the next agent to get ready, received {message:?}")));
             }
@@ -202,7 +202,7 @@ mod tests {
         CALLERS, OLDEST, TakeoverCall, TakeoverListener, TakeoverRequest, VERSION, Wire, common_version,
         connect,
     };
-    use crate::agent::handover::wire::{FromNext, FromPrevious, WireError};
+    use crate::agent::handover::wire::{NextAgentMessage, PreviousAgentMessage, WireError};
     use std::os::unix::fs::PermissionsExt as _;
     use tokio::sync::mpsc;
     use tokio::task::JoinSet;
@@ -240,16 +240,16 @@ mod tests {
             Wire::new(connect(self.room.path()).await.expect("no error").expect("a socket"))
         }
 
-        async fn hello(&self, oldest: u32, newest: u32) -> (Wire, FromPrevious) {
+        async fn hello(&self, oldest: u32, newest: u32) -> (Wire, PreviousAgentMessage) {
             let mut wire = self.connect().await;
-            wire.send(&FromNext::Hello { oldest, newest, release: "x".into() }).await.expect("sent");
+            wire.send(&NextAgentMessage::Hello { oldest, newest, release: "x".into() }).await.expect("sent");
             let answer = wire.recv().await.expect("an answer");
             (wire, answer)
         }
     }
 
-    fn is_no(answer: &FromPrevious, part: &str) -> bool {
-        matches!(answer, FromPrevious::No { reason } if reason.contains(part))
+    fn is_no(answer: &PreviousAgentMessage, part: &str) -> bool {
+        matches!(answer, PreviousAgentMessage::No { reason } if reason.contains(part))
     }
 
     #[tokio::test]
@@ -258,13 +258,16 @@ mod tests {
         assert!(is_no(&bench.hello(VERSION, VERSION).await.1, "under way"), "not open yet");
         bench.listener.allow();
         let (mut wire, welcome) = bench.hello(VERSION, VERSION).await;
-        assert!(matches!(welcome, FromPrevious::Welcome { version: VERSION, side: 1, .. }), "{welcome:?}");
+        assert!(
+            matches!(welcome, PreviousAgentMessage::Welcome { version: VERSION, side: 1, .. }),
+            "{welcome:?}"
+        );
         assert!(is_no(&bench.hello(VERSION, VERSION).await.1, "under way"));
-        wire.send(&FromNext::Drain).await.expect("sent");
+        wire.send(&NextAgentMessage::Drain).await.expect("sent");
         let call = bench.ready.recv().await.expect("a call");
         assert!(is_no(&bench.hello(VERSION, VERSION).await.1, "under way"), "until it failed");
         drop(call.turn);
-        assert!(matches!(bench.hello(VERSION, VERSION).await.1, FromPrevious::Welcome { .. }));
+        assert!(matches!(bench.hello(VERSION, VERSION).await.1, PreviousAgentMessage::Welcome { .. }));
     }
 
     #[tokio::test]
@@ -274,7 +277,7 @@ mod tests {
         let (wire, _) = bench.hello(VERSION, VERSION).await;
         drop(wire);
         for _ in 0..1_000 {
-            if matches!(bench.hello(VERSION, VERSION).await.1, FromPrevious::Welcome { .. }) {
+            if matches!(bench.hello(VERSION, VERSION).await.1, PreviousAgentMessage::Welcome { .. }) {
                 return;
             }
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
@@ -298,7 +301,7 @@ mod tests {
         }
         assert_eq!(common_version(1, VERSION + 5), Some(VERSION), "a newer one that speaks ours too");
         let mut wire = bench.connect().await;
-        wire.send(&FromNext::Drain).await.expect("sent");
+        wire.send(&NextAgentMessage::Drain).await.expect("sent");
         assert!(is_no(&wire.recv().await.expect("an answer"), "hello"));
     }
 
@@ -310,7 +313,10 @@ mod tests {
             callers.push(bench.connect().await);
         }
         let mut one_more = bench.connect().await;
-        assert!(matches!(one_more.recv::<FromPrevious>().await, Err(WireError::Gone | WireError::Io(_))));
+        assert!(matches!(
+            one_more.recv::<PreviousAgentMessage>().await,
+            Err(WireError::Gone | WireError::Io(_))
+        ));
     }
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::listener::connect;
-use super::wire::{FromNext, FromPrevious, OLDEST, REMEDY, VERSION, Wire, WireError};
+use super::wire::{NextAgentMessage, OLDEST, PreviousAgentMessage, REMEDY, VERSION, Wire, WireError};
 use super::{DRAINING_WITHIN, HELLO_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
 use metadata_datapath::stack::DRAIN_LIMIT;
@@ -52,12 +52,12 @@ impl Takeover {
         let Some(stream) = connect(run).await.with_context(asking)? else { return Ok(None) };
         let mut wire = Wire::new(stream);
         let release = env!("CARGO_PKG_VERSION").to_owned();
-        wire.send(&FromNext::Hello { oldest: OLDEST, newest: VERSION, release })
+        wire.send(&NextAgentMessage::Hello { oldest: OLDEST, newest: VERSION, release })
             .await
             .with_context(asking)?;
         loop {
             match wire.recv_within(HELLO_WITHIN).await.with_context(asking)? {
-                FromPrevious::Welcome {
+                PreviousAgentMessage::Welcome {
                     version: version @ OLDEST..=VERSION,
                     side: side @ 0..=1,
                     release,
@@ -66,14 +66,14 @@ impl Takeover {
                     wire.set_version(version);
                     return Ok(Some(Self { wire, side, gone_by: None }));
                 }
-                FromPrevious::Welcome { version, side, .. } => anyhow::bail!(
+                PreviousAgentMessage::Welcome { version, side, .. } => anyhow::bail!(
                     "expected version {OLDEST} to {VERSION} of the takeover protocol and side 0 or 1, found version \
                      {version} and side {side}: {REMEDY}"
                 ),
-                FromPrevious::No { reason } => {
+                PreviousAgentMessage::No { reason } => {
                     anyhow::bail!("the agent that runs does not hand over: {reason}")
                 }
-                FromPrevious::Unknown => {}
+                PreviousAgentMessage::Unknown => {}
                 message => {
                     anyhow::bail!(
                         "expected a welcome from the agent that runs, received {message:?}: {REMEDY}"
@@ -112,21 +112,21 @@ impl Takeover {
         }
         self.gone_by = Some(Instant::now() + DRAIN_LIMIT + GRACE);
         // If this fails, the previous agent has ended.
-        let _gone = self.wire.send(&FromNext::Serving).await;
+        let _gone = self.wire.send(&NextAgentMessage::Serving).await;
         Ok(())
     }
 
     /// Makes the previous agent claim its connections and save what guests wrote.
     async fn request_drain(&mut self) -> Result<(), Refused> {
-        self.wire.send(&FromNext::Drain).await?;
+        self.wire.send(&NextAgentMessage::Drain).await?;
         loop {
             match self.wire.recv_within(DRAINING_WITHIN + HELLO_WITHIN).await? {
-                FromPrevious::Draining { connections } => {
+                PreviousAgentMessage::Draining { connections } => {
                     info!(connections, "the previous agent serves its connections until they end");
                     return Ok(());
                 }
-                FromPrevious::No { reason } => return Err(Refused::Not(reason)),
-                FromPrevious::Unknown => {}
+                PreviousAgentMessage::No { reason } => return Err(Refused::Not(reason)),
+                PreviousAgentMessage::Unknown => {}
                 message => return Err(Refused::Not(format!("it sent {message:?}"))),
             }
         }
@@ -135,12 +135,12 @@ impl Takeover {
     /// Makes the previous agent promise not to continue. Returns false if it has died.
     async fn request_promise(&mut self) -> anyhow::Result<bool> {
         let promise = async {
-            self.wire.send(&FromNext::Take).await?;
+            self.wire.send(&NextAgentMessage::Take).await?;
             loop {
                 match self.wire.recv_within(TAKE_WITHIN).await? {
-                    FromPrevious::Yours => return Ok(()),
-                    FromPrevious::No { reason } => return Err(Refused::Not(reason)),
-                    FromPrevious::Unknown => {}
+                    PreviousAgentMessage::Yours => return Ok(()),
+                    PreviousAgentMessage::No { reason } => return Err(Refused::Not(reason)),
+                    PreviousAgentMessage::Unknown => {}
                     message => return Err(Refused::Not(format!("it sent {message:?}"))),
                 }
             }
@@ -157,12 +157,12 @@ impl Takeover {
         loop {
             let by = self.gone_by.unwrap_or_else(|| Instant::now() + GRACE);
             match tokio::time::timeout_at(by, self.wire.recv()).await {
-                Ok(Ok(FromPrevious::Ask(question))) => {
+                Ok(Ok(PreviousAgentMessage::Ask(question))) => {
                     if let Some(question) = question.question() {
                         return PreviousEvent::Question(question);
                     }
                 }
-                Ok(Ok(FromPrevious::Done { cut })) => {
+                Ok(Ok(PreviousAgentMessage::Done { cut })) => {
                     info!(cut, "the previous agent has ended");
                     return PreviousEvent::Done;
                 }

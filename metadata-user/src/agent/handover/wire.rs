@@ -54,7 +54,7 @@ const WRITE_WITHIN: Duration = Duration::from_secs(5);
 /// Messages of the next agent.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
-pub(crate) enum FromNext {
+pub(crate) enum NextAgentMessage {
     /// The first message: the versions that the next agent supports.
     Hello {
         /// The oldest version.
@@ -71,8 +71,8 @@ pub(crate) enum FromNext {
     Take,
     /// The next agent has the ports.
     Serving,
-    /// An answer to [`FromPrevious::Ask`].
-    Answer(PassedAnswer),
+    /// An answer to [`PreviousAgentMessage::Ask`].
+    Answer(WireAnswer),
     /// A message of another version.
     #[serde(other)]
     Unknown,
@@ -81,8 +81,8 @@ pub(crate) enum FromNext {
 /// Messages of the previous agent.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
-pub(crate) enum FromPrevious {
-    /// The answer to [`FromNext::Hello`].
+pub(crate) enum PreviousAgentMessage {
+    /// The answer to [`NextAgentMessage::Hello`].
     Welcome {
         /// The version used from now on.
         version: u32,
@@ -97,16 +97,16 @@ pub(crate) enum FromPrevious {
         /// The reason, for people.
         reason: String,
     },
-    /// The answer to [`FromNext::Drain`]: connections are claimed and data of guests is saved.
+    /// The answer to [`NextAgentMessage::Drain`]: connections are claimed and data of guests is saved.
     Draining {
         /// Number of connections claimed.
         #[serde(default)]
         connections: u64,
     },
-    /// The answer to [`FromNext::Take`]: the previous agent does not continue, whatever happens.
+    /// The answer to [`NextAgentMessage::Take`]: the previous agent does not continue, whatever happens.
     Yours,
     /// A question of the previous agent's guest that only the next agent can answer.
-    Ask(PassedQuestion),
+    Ask(WireRequest),
     /// The connections of the previous agent have ended, and it ends.
     Done {
         /// Number of connections cut off.
@@ -120,7 +120,7 @@ pub(crate) enum FromPrevious {
 
 /// A [`HandedRequest`] on the wire.
 #[derive(Serialize, Deserialize, PartialEq)]
-pub(crate) struct PassedQuestion {
+pub(crate) struct WireRequest {
     connection: (u32, (std::net::IpAddr, u16), (std::net::IpAddr, u16)),
     mark: u64,
     method: String,
@@ -130,9 +130,9 @@ pub(crate) struct PassedQuestion {
     body: String,
 }
 
-/// The answer to a [`PassedQuestion`].
+/// The answer to a [`WireRequest`].
 #[derive(Serialize, Deserialize, PartialEq)]
-pub(crate) struct PassedAnswer {
+pub(crate) struct WireAnswer {
     connection: (u32, (std::net::IpAddr, u16), (std::net::IpAddr, u16)),
     mark: u64,
     /// `None` while no answer is known.
@@ -151,13 +151,13 @@ struct PassedResponse {
 }
 
 // Debug output leaves out what guests send and receive.
-impl std::fmt::Debug for PassedQuestion {
+impl std::fmt::Debug for WireRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PassedQuestion").field("mark", &self.mark).finish_non_exhaustive()
     }
 }
 
-impl std::fmt::Debug for PassedAnswer {
+impl std::fmt::Debug for WireAnswer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PassedAnswer").field("mark", &self.mark).finish_non_exhaustive()
     }
@@ -173,7 +173,7 @@ fn tuple_of(connection: &Connection) -> (u32, (std::net::IpAddr, u16), (std::net
     (connection.slot, connection.local, connection.remote)
 }
 
-impl From<&HandedRequest> for PassedQuestion {
+impl From<&HandedRequest> for WireRequest {
     fn from(question: &HandedRequest) -> Self {
         let HandedRequest { connection, mark, method, path, query, headers, body } = question;
         let headers = headers.iter().map(|(name, value)| (name.clone(), STANDARD.encode(value)));
@@ -189,7 +189,7 @@ impl From<&HandedRequest> for PassedQuestion {
     }
 }
 
-impl PassedQuestion {
+impl WireRequest {
     /// Returns the question, or `None` if it is malformed.
     #[must_use]
     pub(crate) fn question(self) -> Option<HandedRequest> {
@@ -207,7 +207,7 @@ impl PassedQuestion {
     }
 }
 
-impl PassedAnswer {
+impl WireAnswer {
     /// The answer to a question. Without a response, the question is to be passed on again.
     #[must_use]
     pub(crate) fn new(question: &HandedRequest, response: Option<&Response>) -> Self {
@@ -291,10 +291,10 @@ impl Wire {
         question: &HandedRequest,
         response: Option<&Response>,
     ) -> Result<(), WireError> {
-        match self.send(&FromNext::Answer(PassedAnswer::new(question, response))).await {
+        match self.send(&NextAgentMessage::Answer(WireAnswer::new(question, response))).await {
             Err(WireError::TooLong(_)) => {
                 let again = Response::error(StatusCode(503), &[("Retry-After", "1")]).and_close();
-                self.send(&FromNext::Answer(PassedAnswer::new(question, Some(&again)))).await
+                self.send(&NextAgentMessage::Answer(WireAnswer::new(question, Some(&again)))).await
             }
             sent => sent,
         }
@@ -374,8 +374,8 @@ impl Wire {
 #[cfg(test)]
 mod tests {
     use super::{
-        AROUND, COMPUTED_PER_VM, FromNext, FromPrevious, LINE_MAX, PassedAnswer, PassedQuestion, Wire,
-        WireError,
+        AROUND, COMPUTED_PER_VM, LINE_MAX, NextAgentMessage, PreviousAgentMessage, Wire, WireAnswer,
+        WireError, WireRequest,
     };
     use metadata_base::connection::Connection;
     use metadata_content::http::{Method, Response, StatusCode};
@@ -405,14 +405,18 @@ mod tests {
     #[tokio::test]
     async fn messages_arrive_as_they_were_sent() {
         let (mut a, mut b) = pair();
-        for word in
-            [FromNext::Drain, FromNext::Take, FromNext::Hello { oldest: 1, newest: 3, release: "1.2".into() }]
-        {
+        for word in [
+            NextAgentMessage::Drain,
+            NextAgentMessage::Take,
+            NextAgentMessage::Hello { oldest: 1, newest: 3, release: "1.2".into() },
+        ] {
             a.send(&word).await.expect("sent");
-            assert_eq!(b.recv::<FromNext>().await.expect("received"), word);
+            assert_eq!(b.recv::<NextAgentMessage>().await.expect("received"), word);
         }
-        b.send(&FromPrevious::Ask(PassedQuestion::from(&question()))).await.expect("sent");
-        let FromPrevious::Ask(passed) = a.recv().await.expect("received") else { panic!("a question") };
+        b.send(&PreviousAgentMessage::Ask(WireRequest::from(&question()))).await.expect("sent");
+        let PreviousAgentMessage::Ask(passed) = a.recv().await.expect("received") else {
+            panic!("a question")
+        };
         assert_eq!(passed.question(), Some(question()));
     }
 
@@ -420,11 +424,11 @@ mod tests {
     async fn a_passed_answer_keeps_every_part_of_the_response() {
         let response =
             Response::new(StatusCode(201), Some("x/y"), &[("ETag", "1")], "body").within(1).and_close();
-        let (connection, mark, answer) = PassedAnswer::new(&question(), Some(&response)).answer();
+        let (connection, mark, answer) = WireAnswer::new(&question(), Some(&response)).answer();
         assert_eq!((connection, mark), (question().connection, u64::MAX));
         let Some(Answer::Known(LiveOutcome::Ready(passed))) = answer else { panic!("an answer") };
         assert_eq!(passed, response);
-        assert!(PassedAnswer::new(&question(), None).answer().2.is_none());
+        assert!(WireAnswer::new(&question(), None).answer().2.is_none());
     }
 
     #[tokio::test]
@@ -433,9 +437,9 @@ mod tests {
         let lines =
             b"{\"say\":\"sing\",\"song\":1}\n{\"say\":\"hello\",\"oldest\":1,\"newest\":2,\"shoes\":[]}\n";
         a.stream.try_write(lines).expect("room");
-        assert_eq!(b.recv::<FromNext>().await.expect("received"), FromNext::Unknown);
-        let hello = FromNext::Hello { oldest: 1, newest: 2, release: String::new() };
-        assert_eq!(b.recv::<FromNext>().await.expect("received"), hello);
+        assert_eq!(b.recv::<NextAgentMessage>().await.expect("received"), NextAgentMessage::Unknown);
+        let hello = NextAgentMessage::Hello { oldest: 1, newest: 2, release: String::new() };
+        assert_eq!(b.recv::<NextAgentMessage>().await.expect("received"), hello);
     }
 
     #[tokio::test]
@@ -448,12 +452,12 @@ mod tests {
             }
         };
         let received = tokio::select! {
-            received = b.recv::<FromNext>() => received,
+            received = b.recv::<NextAgentMessage>() => received,
             () = flood => unreachable!("it has no end"),
         };
         assert!(matches!(received, Err(WireError::TooLong(LINE_MAX))), "{received:?}");
         assert!(b.read.len() < LINE_MAX + 2 * super::READ);
-        let long = FromPrevious::No { reason: "x".repeat(LINE_MAX) };
+        let long = PreviousAgentMessage::No { reason: "x".repeat(LINE_MAX) };
         assert!(matches!(b.send(&long).await, Err(WireError::TooLong(_))));
     }
 
@@ -468,9 +472,9 @@ mod tests {
             let response = Response::new(StatusCode(200), Some("x/y"), &[("ETag", "1")], body.clone());
             let asked = question();
             let sent = async { next.send_answer(&asked, Some(&response)).await };
-            let (sent, received) = tokio::join!(sent, previous.recv::<FromNext>());
+            let (sent, received) = tokio::join!(sent, previous.recv::<NextAgentMessage>());
             sent.expect("sent");
-            let FromNext::Answer(answer) = received.expect("received") else { panic!("an answer") };
+            let NextAgentMessage::Answer(answer) = received.expect("received") else { panic!("an answer") };
             let (connection, mark, Some(Answer::Known(LiveOutcome::Ready(passed)))) = answer.answer() else {
                 panic!("a response")
             };
@@ -488,19 +492,18 @@ mod tests {
     async fn malformed_lines_the_end_and_silence_are_different_errors() {
         let (a, mut b) = pair();
         a.stream.try_write(b"{\"say\":\"answer\",\"body\":\"secret\"}\n").expect("room");
-        let error = b.recv::<FromNext>().await.expect_err("no such message");
+        let error = b.recv::<NextAgentMessage>().await.expect_err("no such message");
         assert!(matches!(error, WireError::Other { .. }) && !error.to_string().contains("secret"), "{error}");
-        let silent = b.recv_within::<FromNext>(Duration::from_millis(10)).await;
+        let silent = b.recv_within::<NextAgentMessage>(Duration::from_millis(10)).await;
         assert!(matches!(silent, Err(WireError::Silent(_))));
         drop(a);
-        assert!(matches!(b.recv::<FromNext>().await, Err(WireError::Gone)));
+        assert!(matches!(b.recv::<NextAgentMessage>().await, Err(WireError::Gone)));
     }
 
     #[test]
     fn debug_output_leaves_out_what_guests_send_and_receive() {
-        let passed = PassedQuestion::from(&question());
-        let answer =
-            PassedAnswer::new(&question(), Some(&Response::new(StatusCode(200), None, &[], "secret")));
+        let passed = WireRequest::from(&question());
+        let answer = WireAnswer::new(&question(), Some(&Response::new(StatusCode(200), None, &[], "secret")));
         for text in [format!("{passed:?}"), format!("{answer:?}")] {
             assert!(!text.contains("c2VjcmV0") && text.contains(&u64::MAX.to_string()), "{text}");
         }

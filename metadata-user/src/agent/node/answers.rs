@@ -11,7 +11,7 @@ use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::record::values::Timestamp;
 use metadata_content::store::{LiveOutcome, Responses, SlotOutOfRange};
-use metadata_serve::audit::follow::Following;
+use metadata_serve::audit::follow::FollowedGuests;
 use metadata_serve::audit::{AuditCounts, Collector, TokenLine};
 use metadata_serve::{Answer, AnswerSource as _, HandedRequest};
 
@@ -20,7 +20,7 @@ use crate::agent::slots::IdentityName;
 use crate::identity::SignedItem;
 
 /// The content that a slot serves.
-pub(crate) enum Serves {
+pub(crate) enum SlotContent {
     /// The responses of a record.
     Responses(Arc<Responses>),
     /// The record has not arrived: requests wait for it.
@@ -29,7 +29,7 @@ pub(crate) enum Serves {
     Gone,
 }
 
-impl Serves {
+impl SlotContent {
     pub(super) fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Responses(a), Self::Responses(b)) => Arc::ptr_eq(a, b),
@@ -61,21 +61,21 @@ impl AnswerPublisher {
         slot: Slot,
         who: &IdentityName,
         record: Option<&Record>,
-        serves: &Serves,
+        serves: &SlotContent,
     ) -> Result<(), SlotOutOfRange> {
         if self.collector.borrow().has_log() {
             let vm = record.map(|record| (record.owner_text(), record.vm.name.as_str()));
             self.collector.borrow_mut().is_now(slot, spoken(&who.port), who.mac.to_string(), vm);
         }
-        if let Serves::Responses(responses) = serves
+        if let SlotContent::Responses(responses) = serves
             && let Some(issuer) = &responses.vm().issuer
         {
             issuer.set_nic(slot, who.mac);
         }
         match serves {
-            Serves::Responses(responses) => self.content.store().publish(slot, Arc::clone(responses)),
-            Serves::Awaited => self.content.store().expect(slot),
-            Serves::Gone => self.content.store().withdraw(slot),
+            SlotContent::Responses(responses) => self.content.store().publish(slot, Arc::clone(responses)),
+            SlotContent::Awaited => self.content.store().expect(slot),
+            SlotContent::Gone => self.content.store().withdraw(slot),
         }
     }
 
@@ -165,7 +165,7 @@ impl AnswerPublisher {
     }
 
     /// Follows the guests for a while, and shows what they have asked.
-    pub(super) fn follow<T>(&self, now: Instant, show: impl FnOnce(&Following) -> T) -> T {
+    pub(super) fn follow<T>(&self, now: Instant, show: impl FnOnce(&FollowedGuests) -> T) -> T {
         show(self.collector.borrow_mut().follow(now))
     }
 

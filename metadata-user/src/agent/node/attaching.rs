@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tracing::info;
 
-use crate::metrics::{self, Lag};
+use crate::metrics::{self, BindHistogram};
 use metadata_base::port::PortName;
 
 /// Number of latest attachments in the median.
@@ -23,7 +23,7 @@ pub(super) struct AttachTimes {
     logged: Option<Instant>,
     /// When wanted taps were first seen, until they are attached.
     seen: HashMap<PortName, Instant>,
-    lag: Lag,
+    lag: BindHistogram,
 }
 
 impl AttachTimes {
@@ -69,11 +69,11 @@ impl AttachTimes {
     }
 
     /// The figures for the metrics.
-    pub(super) fn figures(&self) -> metrics::Attaching {
+    pub(super) fn figures(&self) -> metrics::AttachHistogram {
         let mut last: Vec<_> = self.last.iter().copied().collect();
         let middle = last.len() / 2;
         let median = if last.is_empty() { Duration::ZERO } else { *last.select_nth_unstable(middle).1 };
-        metrics::Attaching { count: self.count, total: self.total, median, lag: self.lag }
+        metrics::AttachHistogram { count: self.count, total: self.total, median, lag: self.lag }
     }
 }
 

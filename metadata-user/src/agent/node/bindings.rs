@@ -15,8 +15,8 @@ use metadata_serve::HandedRequest;
 use metadata_steer::{SteerError, Steering};
 use tracing::{debug, warn};
 
-use super::answers::{AnswerPublisher, Serves};
-use super::catalogue::Catalogue;
+use super::answers::{AnswerPublisher, SlotContent};
+use super::catalogue::RecordCatalogue;
 use super::workers::Workers;
 use crate::agent::plan::Plan;
 use crate::agent::slots::{IdentityName, Slots};
@@ -25,7 +25,7 @@ use metadata_content::http::Response;
 /// The identities of attached ports. Calls that change the kernel's tables take the [`Steering`], which owns them.
 pub(crate) struct Bindings {
     slots: Slots,
-    bound: BTreeMap<IdentityName, Bound>,
+    bound: BTreeMap<IdentityName, KernelIdentity>,
     answers: AnswerPublisher,
     workers: Workers,
     /// Slots that are not used again.
@@ -33,9 +33,9 @@ pub(crate) struct Bindings {
 }
 
 /// An identity the kernel knows.
-struct Bound {
+struct KernelIdentity {
     slot: Slot,
-    serves: Serves,
+    serves: SlotContent,
 }
 
 /// Returns the identities in `bound` for which `there` has another slot or none.
@@ -91,12 +91,12 @@ impl Bindings {
     }
 
     /// Every bound identity in order, with its slot and what that serves.
-    pub(super) fn all_served(&self) -> impl Iterator<Item = (&IdentityName, (Slot, &Serves))> {
+    pub(super) fn all_served(&self) -> impl Iterator<Item = (&IdentityName, (Slot, &SlotContent))> {
         self.bound.iter().map(|(who, bound)| (who, (bound.slot, &bound.serves)))
     }
 
     /// The slot of an identity and what it serves, if it is bound.
-    pub(super) fn get(&self, who: &IdentityName) -> Option<(Slot, &Serves)> {
+    pub(super) fn get(&self, who: &IdentityName) -> Option<(Slot, &SlotContent)> {
         self.bound.get(who).map(|bound| (bound.slot, &bound.serves))
     }
 
@@ -114,9 +114,9 @@ impl Bindings {
     ) -> Result<(), String> {
         let bound = self.bound.get(who).map(|bound| &bound.serves);
         let serves = match (responses, bound) {
-            (Some(responses), _) => Serves::Responses(responses),
-            (None, None | Some(Serves::Awaited)) => Serves::Awaited,
-            (None, Some(Serves::Responses(_) | Serves::Gone)) => Serves::Gone,
+            (Some(responses), _) => SlotContent::Responses(responses),
+            (None, None | Some(SlotContent::Awaited)) => SlotContent::Awaited,
+            (None, Some(SlotContent::Responses(_) | SlotContent::Gone)) => SlotContent::Gone,
         };
         if bound.is_some_and(|old| old.is_same(&serves)) {
             return Ok(());
@@ -130,13 +130,13 @@ impl Bindings {
             self.empty(steering, who, slot, true);
             return Err(error.to_string());
         }
-        self.bound.insert(who.clone(), Bound { slot, serves });
+        self.bound.insert(who.clone(), KernelIdentity { slot, serves });
         Ok(())
     }
 
     /// Unbinds an identity, first in the kernel, so that no frame arrives for a slot that is being emptied.
     pub(super) fn unbind(&mut self, steering: &mut Steering, who: &IdentityName) {
-        let Some(Bound { slot, .. }) = self.bound.remove(who) else { return };
+        let Some(KernelIdentity { slot, .. }) = self.bound.remove(who) else { return };
         let unbound = steering.unbind(slot);
         if let Err(error) = &unbound {
             warn!(port = %who.port, mac = %who.mac, slot, "cannot unbind, so the slot is not used again: {error}");
@@ -231,7 +231,7 @@ impl Bindings {
         &mut self,
         steering: &mut Steering,
         port: &PortName,
-        catalogue: &mut Catalogue,
+        catalogue: &mut RecordCatalogue,
     ) {
         let inherited = steering.inherited_on(port).unwrap_or_else(|error| {
             debug!(%port, "its guests wait until it is attached: {error}");
@@ -242,7 +242,7 @@ impl Bindings {
             let Some(id) = catalogue.plan().holder(&who).cloned() else { continue };
             let Some(responses) = catalogue.responses(&id) else { continue };
             let record = catalogue.record(&id).map(AsRef::as_ref);
-            match self.answers.publish(slot, &who, record, &Serves::Responses(responses)) {
+            match self.answers.publish(slot, &who, record, &SlotContent::Responses(responses)) {
                 Ok(()) => self.wake(steering, slot),
                 Err(error) => warn!(%port, slot, "{error}"),
             }

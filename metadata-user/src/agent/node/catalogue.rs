@@ -12,9 +12,9 @@ use metadata_content::record::{Owner, Record};
 use metadata_content::source::RecordSource;
 use metadata_content::store::Responses;
 use metadata_feed::registry::{Change, RecordId, Registry};
-use metadata_feed::room::Room;
+use metadata_feed::room::MemoryBudget;
 use metadata_feed::{FeedError, FeedEvent};
-use metadata_state::save_queue::{SaveQueue, Unsaved};
+use metadata_state::save_queue::{SaveQueue, UnsavedFiles};
 use tracing::{debug, warn};
 
 use super::renderer::Renderer;
@@ -23,26 +23,26 @@ use crate::agent::slots::IdentityName;
 use crate::agent::state::NodeState;
 use crate::config::{Config, PortSpec};
 use crate::metrics::BackgroundCounters;
-use registered::Registered;
-pub(crate) use registered::{Clash, Tagged};
-pub(crate) use registered::{Shelving, etag};
+use registered::RegisteredRecords;
+pub(crate) use registered::{RegistrationConfig, etag};
+pub(crate) use registered::{RegistrationConflict, TaggedRecord};
 
 /// The records of all sources, and the plan made of those in force.
-pub(crate) struct Catalogue {
+pub(crate) struct RecordCatalogue {
     registry: Registry,
     /// Memory that records use, and its limit.
-    room: Arc<Room>,
+    room: Arc<MemoryBudget>,
     /// The records in force.
     records: ActiveRecords,
     plan: Plan,
     renderer: Renderer,
     state: NodeState,
-    registered: Registered,
+    registered: RegisteredRecords,
     /// Conflicts that were logged.
     conflicts: HashSet<String>,
 }
 
-/// What [`Catalogue::clear_guest_data`] has done.
+/// What [`RecordCatalogue::clear_guest_data`] has done.
 #[derive(Debug)]
 pub(crate) struct ClearedData {
     /// The owner of the VM's state.
@@ -56,17 +56,17 @@ pub(crate) struct ClearedData {
 /// Ports whose plan may have changed, for [`NodePorts::touch`](super::NodePorts::touch).
 #[must_use]
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Touched {
+pub(crate) struct TouchedPorts {
     /// Ports of records that arrived or changed. The measured wait of their guests begins now.
     pub(super) named: BTreeSet<PortName>,
     /// Other ports.
     pub(super) others: BTreeSet<PortName>,
 }
 
-impl Catalogue {
+impl RecordCatalogue {
     /// Creates a catalogue without records.
     #[must_use]
-    pub(crate) fn new(state: NodeState, room: Arc<Room>, configured: &[PortSpec]) -> Self {
+    pub(crate) fn new(state: NodeState, room: Arc<MemoryBudget>, configured: &[PortSpec]) -> Self {
         Self {
             registry: Registry::default(),
             room,
@@ -74,7 +74,7 @@ impl Catalogue {
             plan: Plan::new(configured),
             renderer: Renderer::new(),
             state,
-            registered: Registered::default(),
+            registered: RegisteredRecords::default(),
             conflicts: HashSet::new(),
         }
     }
@@ -97,7 +97,7 @@ impl Catalogue {
 
     /// The memory that all records share.
     #[must_use]
-    pub(crate) fn room(&self) -> &Arc<Room> {
+    pub(crate) fn room(&self) -> &Arc<MemoryBudget> {
         &self.room
     }
 
@@ -134,14 +134,14 @@ impl Catalogue {
     }
 
     /// Applies an event of a source.
-    pub(super) fn on_event(&mut self, source: RecordSource, event: FeedEvent) -> Touched {
+    pub(super) fn on_event(&mut self, source: RecordSource, event: FeedEvent) -> TouchedPorts {
         let changed = match &event {
             FeedEvent::Upsert { key, .. } | FeedEvent::Remove { key } => Some(RecordId::new(source, key)),
             _ => None,
         };
         let synced = matches!(event, FeedEvent::Synced);
         let event = self.admit(source, event);
-        let mut touched = Touched::default();
+        let mut touched = TouchedPorts::default();
         for change in self.registry.apply(source, event) {
             match change {
                 Change::Put(id, record) => touched.named.append(&mut self.put(id, record)),
@@ -240,12 +240,12 @@ impl Catalogue {
     }
 
     /// Applies the configured ports, the memory limit and the age of token keys.
-    pub(super) fn configure(&mut self, config: &Config) -> Touched {
+    pub(super) fn configure(&mut self, config: &Config) -> TouchedPorts {
         let (plan, others) = self.plan.reconfigured(&config.ports, &self.records);
         self.plan = plan;
         self.room.set_limit(config.record_bytes());
         self.state.set_rotate_after(config.rotate_token_key_days);
-        Touched { others, ..Touched::default() }
+        TouchedPorts { others, ..TouchedPorts::default() }
     }
 
     /// Logs conflicts that are new. Call it after records have changed.
@@ -273,7 +273,7 @@ impl Catalogue {
     }
 
     /// Writes everything that is not on disk yet. Returns what guests wrote and the disk refused.
-    pub(crate) fn save(&self) -> Option<Unsaved> {
+    pub(crate) fn save(&self) -> Option<UnsavedFiles> {
         self.state.save()
     }
 
@@ -292,7 +292,7 @@ impl Catalogue {
 
 #[cfg(test)]
 mod tests {
-    use super::{Catalogue, Touched};
+    use super::{RecordCatalogue, TouchedPorts};
     use crate::agent::state::NodeState;
     use crate::config::Config;
     use metadata_base::port::PortName;
@@ -303,13 +303,13 @@ mod tests {
     use metadata_content::token::TokenKind;
     use metadata_feed::FeedEvent;
     use metadata_feed::registry::RecordId;
-    use metadata_feed::room::Room;
+    use metadata_feed::room::MemoryBudget;
     use std::sync::Arc;
 
-    fn catalogue() -> Catalogue {
+    fn catalogue() -> RecordCatalogue {
         let config = Config { state: None, ..Config::default() };
         let (state, _errands) = NodeState::open(&config).expect("a state in memory");
-        Catalogue::new(state, Room::new(config.record_bytes()), &[])
+        RecordCatalogue::new(state, MemoryBudget::new(config.record_bytes()), &[])
     }
 
     fn upsert(port: &str, generation: u32) -> FeedEvent {
@@ -330,11 +330,11 @@ mod tests {
     fn a_record_touches_its_old_and_new_ports() {
         let mut catalogue = catalogue();
         let ports = |names: &[&str]| names.iter().map(|name| PortName::local(*name)).collect();
-        let named = |names| Touched { named: ports(names), ..Touched::default() };
+        let named = |names| TouchedPorts { named: ports(names), ..TouchedPorts::default() };
         assert_eq!(catalogue.on_event(RecordSource::File, upsert("tap0", 1)), named(&["tap0"]));
         assert_eq!(catalogue.on_event(RecordSource::File, upsert("tap1", 2)), named(&["tap0", "tap1"]));
         let removed = catalogue.on_event(RecordSource::File, FeedEvent::Remove { key: "web".into() });
-        assert_eq!(removed, Touched { others: ports(&["tap1"]), ..Touched::default() });
+        assert_eq!(removed, TouchedPorts { others: ports(&["tap1"]), ..TouchedPorts::default() });
         assert_eq!(catalogue.room().usage().used, 0, "its memory is free again");
     }
 
@@ -415,9 +415,9 @@ mod tests {
         let config = Config { state: Some(directory.path().to_owned()), ..Config::default() };
         let open = || {
             let (state, _errands) = NodeState::open(&config).expect("a state directory");
-            Catalogue::new(state, Room::new(config.record_bytes()), &[])
+            RecordCatalogue::new(state, MemoryBudget::new(config.record_bytes()), &[])
         };
-        let responses = |catalogue: &mut Catalogue, generation| {
+        let responses = |catalogue: &mut RecordCatalogue, generation| {
             let _touched = catalogue.on_event(RecordSource::File, upsert("tap0", generation));
             let id = RecordId::new(RecordSource::File, "web");
             catalogue.responses(&id).expect("responses")

@@ -11,19 +11,19 @@ use metadata_base::port::PortName;
 use metadata_base::share::{ShareReport, Tenant};
 use metadata_feed::registry::RecordId;
 use metadata_links::watch::{Changed, DeviceEvent};
-use metadata_steer::{DeviceLookup, SteerError, Steering, Way};
+use metadata_steer::{AnswerPath, DeviceLookup, SteerError, Steering};
 use tracing::{debug, info, warn};
 
 use super::answers::AnswerPublisher;
 use super::attaching::AttachTimes;
 use super::bindings::Bindings;
-use super::catalogue::{Catalogue, Touched};
+use super::catalogue::{RecordCatalogue, TouchedPorts};
 use super::workers::Workers;
 use crate::agent::plan::Plan;
 use crate::agent::slots::IdentityName;
 pub(crate) use closing::TapGuard;
+use troubles::PortProblems;
 use troubles::PortShares;
-use troubles::Troubles;
 use troubles::{ABSENT, NO_NAMESPACE, UNREACHABLE};
 
 /// The ports of the node. Events touch ports; [`NodePorts::proceed`] brings touched ports to the plan.
@@ -35,7 +35,7 @@ pub(crate) struct NodePorts {
     /// Ports that the previous agent may have served. Their guests are answered before any port is attached. `None`
     /// before the first call of [`NodePorts::proceed`].
     inherited: Option<BTreeSet<PortName>>,
-    troubles: Troubles,
+    troubles: PortProblems,
     attaching: AttachTimes,
     guard: TapGuard,
     shares: PortShares,
@@ -57,7 +57,7 @@ impl NodePorts {
             steering,
             touched: plan.ports().cloned().collect(),
             inherited: None,
-            troubles: Troubles::default(),
+            troubles: PortProblems::default(),
             attaching: AttachTimes::default(),
             guard,
             shares: PortShares::default(),
@@ -134,7 +134,7 @@ impl NodePorts {
     }
 
     /// Marks ports whose plan may have changed, so that they are settled.
-    pub(crate) fn touch(&mut self, Touched { named, others }: Touched) {
+    pub(crate) fn touch(&mut self, TouchedPorts { named, others }: TouchedPorts) {
         named.iter().for_each(|port| self.attaching.on_seen(port));
         // `append` would rebuild the whole set for each event.
         self.touched.extend(named.into_iter().chain(others));
@@ -214,7 +214,7 @@ impl NodePorts {
 
     /// Settles touched ports for at most `for_at_most`. A failure is logged once and retried later. Guests of the
     /// previous agent come first, because they may have sent requests already.
-    pub(super) fn proceed(&mut self, for_at_most: Duration, catalogue: &mut Catalogue) {
+    pub(super) fn proceed(&mut self, for_at_most: Duration, catalogue: &mut RecordCatalogue) {
         let start = Instant::now();
         self.answer_inherited(start, for_at_most, catalogue);
         while start.elapsed() < for_at_most
@@ -231,7 +231,7 @@ impl NodePorts {
     }
 
     /// Publishes responses for guests of the previous agent, until all are published or the time is over.
-    fn answer_inherited(&mut self, start: Instant, for_at_most: Duration, catalogue: &mut Catalogue) {
+    fn answer_inherited(&mut self, start: Instant, for_at_most: Duration, catalogue: &mut RecordCatalogue) {
         let all = || {
             let all = self.steering.has_inherited().then(|| catalogue.plan().ports().cloned());
             all.into_iter().flatten().collect()
@@ -245,7 +245,7 @@ impl NodePorts {
     }
 
     /// Brings one port to the plan.
-    fn settle(&mut self, port: &PortName, catalogue: &mut Catalogue) {
+    fn settle(&mut self, port: &PortName, catalogue: &mut RecordCatalogue) {
         let (start, rendering) = (Instant::now(), catalogue.rendering());
         if !catalogue.plan().wants(port) {
             return self.settle_unwanted(port, catalogue.plan());
@@ -277,7 +277,7 @@ impl NodePorts {
         if !self.open(port) {
             return self.bindings.answer_inherited(&mut self.steering, port, catalogue);
         }
-        if self.steering.way_to(port) == Way::None {
+        if self.steering.way_to(port) == AnswerPath::None {
             self.troubles.report(port, UNREACHABLE);
         }
         self.attaching.on_served(port, is_new);
@@ -307,7 +307,7 @@ impl NodePorts {
     }
 
     /// Serves the identities of a port.
-    fn serve_speakers(&mut self, port: &PortName, catalogue: &mut Catalogue) {
+    fn serve_speakers(&mut self, port: &PortName, catalogue: &mut RecordCatalogue) {
         let speakers: Vec<_> =
             catalogue.plan().speakers(port).map(|(who, id)| (who.clone(), id.cloned())).collect();
         for (who, id) in speakers {
@@ -324,7 +324,7 @@ impl NodePorts {
         self.release_unguarded(port, plan);
     }
 
-    fn serve(&mut self, who: &IdentityName, id: Option<&RecordId>, catalogue: &mut Catalogue) {
+    fn serve(&mut self, who: &IdentityName, id: Option<&RecordId>, catalogue: &mut RecordCatalogue) {
         let responses = id.and_then(|id| catalogue.responses(id));
         let record = id.and_then(|id| catalogue.record(id)).map(AsRef::as_ref);
         let tenant = id.map_or(Tenant::Operator, RecordId::tenant);

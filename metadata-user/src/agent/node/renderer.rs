@@ -15,12 +15,12 @@ use crate::agent::state::NodeState;
 /// The responses of records in force.
 pub(super) struct Renderer {
     interner: Interner,
-    rendered: HashMap<RecordId, Rendered>,
+    rendered: HashMap<RecordId, RenderedRecord>,
     spent: Duration,
 }
 
 /// The responses of a record, and the record they were rendered from.
-struct Rendered {
+struct RenderedRecord {
     record: Arc<Record>,
     responses: Arc<Responses>,
 }
@@ -57,7 +57,7 @@ impl Renderer {
         let start = Instant::now();
         let responses = Arc::new(dialect::render_asked(record, &mut self.interner, vm, asked));
         self.spent += start.elapsed();
-        let rendered = Rendered { record: Arc::clone(record), responses: Arc::clone(&responses) };
+        let rendered = RenderedRecord { record: Arc::clone(record), responses: Arc::clone(&responses) };
         self.rendered.insert(id.clone(), rendered);
         responses
     }

@@ -10,11 +10,11 @@ use metadata_common::verdict::Verdict;
 use metadata_content::identity::Issuer;
 use metadata_content::source::RecordSource;
 use metadata_control::status::{
-    About, AgentStatus, ApiServer, AttachmentStatus, IssuerState, LISTED_COMPLAINTS, Phase, PortState,
-    Proxmox, RecordMemory, SCHEMA, Share, TenantShare, Unanswered, Unread, WorkerStatus,
+    AgentStatus, ApiServer, AttachmentStatus, FailedReads, FailedRequests, IssuerState, LISTED_COMPLAINTS,
+    Phase, PortFilter, PortState, Proxmox, RecordMemory, SCHEMA, Share, TenantShare, WorkerStatus,
 };
 use metadata_datapath::worker::LoopStats;
-use metadata_feed::contact::{Contact, ContactReport, Failing};
+use metadata_feed::contact::{Contact, ContactReport, FailureStreak};
 use metadata_feed::proxmox::watch::ProxmoxHealth;
 use metadata_feed::publisher::Outage;
 use metadata_serve::{WaitEnd, WaitReason, WorkerCounts};
@@ -126,7 +126,7 @@ impl Reporter {
 
     /// The status at this moment.
     #[must_use]
-    pub(super) fn status(&self, view: NodeView<'_>, about: About, health: &Health) -> AgentStatus {
+    pub(super) fn status(&self, view: NodeView<'_>, about: PortFilter, health: &Health) -> AgentStatus {
         let steering = view.ports.steering();
         let mut status = AgentStatus {
             schema: SCHEMA.into(),
@@ -178,7 +178,7 @@ impl Reporter {
         status.troubles.extend(self.outages.values().filter_map(Outage::reason));
         status.troubles.extend(view.catalogue.state_troubles());
         if let Some(failing) = status.api_server.as_ref().and_then(|server| server.failing.as_ref()) {
-            let Unanswered { since, kind, reason } = failing;
+            let FailedRequests { since, kind, reason } = failing;
             status
                 .troubles
                 .push(format!("requests to the API server have failed for {since:.0} s: {kind}: {reason}"));
@@ -201,7 +201,7 @@ impl Reporter {
         }
         if let Some(proxmox) = &status.proxmox {
             let directory = proxmox.directory.display();
-            if let Some(Unread { since, reason }) = &proxmox.failing {
+            if let Some(FailedReads { since, reason }) = &proxmox.failing {
                 status.troubles.push(format!("{directory} has not been readable for {since:.0} s: {reason}"));
             }
             if proxmox.read_only {
@@ -241,7 +241,8 @@ impl Reporter {
     fn api_server(&self) -> Option<ApiServer> {
         let ContactReport { asked_for, answered, failing, failures } =
             self.api_server.as_ref()?.report(Instant::now());
-        let failing = failing.map(|Failing { since, kind, reason }| Unanswered { since, kind, reason });
+        let failing =
+            failing.map(|FailureStreak { since, kind, reason }| FailedRequests { since, kind, reason });
         Some(ApiServer { asked_for, answered, failing, failures })
     }
 
@@ -249,7 +250,7 @@ impl Reporter {
     fn proxmox(&self) -> Option<Proxmox> {
         let (directory, outlook) = self.proxmox.as_ref()?;
         let report = outlook.report(Instant::now());
-        let failing = report.failing.map(|(since, reason)| Unread { since, reason });
+        let failing = report.failing.map(|(since, reason)| FailedReads { since, reason });
         Some(Proxmox {
             directory: directory.clone(),
             looked: report.looked,

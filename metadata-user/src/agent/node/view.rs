@@ -13,23 +13,24 @@ use metadata_base::share::{ShareReport, Tenant};
 use metadata_common::mac::Mac;
 use metadata_content::source::RecordSource;
 use metadata_control::status::{
-    About, ExpectedMac, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_PORTS,
-    MacMismatch, PortState, PortStatus, PortSummary as PortsReport, RefusedRecord, Shadowed, SharedUuid,
+    ExpectedMac, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_PORTS,
+    MacMismatch, PortFilter, PortState, PortStatus, PortSummary as PortsReport, RefusedRecord,
+    ShadowedRecord, SharedUuid,
 };
-use metadata_feed::registry::{RecordId, Standing};
+use metadata_feed::registry::{RecordId, RecordStanding};
 use metadata_links::inlet;
 
-use super::catalogue::Catalogue;
+use super::catalogue::RecordCatalogue;
 use super::ports::NodePorts;
 use super::spoken;
 pub(crate) use instances::name_of;
-pub(crate) use top::AskedPage;
-pub(crate) use trace::{TraceRefusal, TraceTarget, Traced};
+pub(crate) use top::VmReport;
+pub(crate) use trace::{StartedTrace, TraceRefusal, TraceTarget};
 
 /// The wanted and the present state at one moment.
 #[derive(Clone, Copy)]
 pub(crate) struct NodeView<'a> {
-    pub(super) catalogue: &'a Catalogue,
+    pub(super) catalogue: &'a RecordCatalogue,
     pub(super) ports: &'a NodePorts,
 }
 
@@ -60,10 +61,10 @@ impl<'a> NodeView<'a> {
         self.ports.failed_to_close(self.catalogue.plan())
     }
 
-    /// Counts of ports, and a list of ports: all for [`About::EveryPort`], otherwise at most [`LISTED_PORTS`].
-    pub(super) fn ports_report(self, about: About) -> PortsReport {
+    /// Counts of ports, and a list of ports: all for [`PortFilter::EveryPort`], otherwise at most [`LISTED_PORTS`].
+    pub(super) fn ports_report(self, about: PortFilter) -> PortsReport {
         let (xdp, tcx) = self.ports.steering().ports_by_program();
-        let most = if about == About::EveryPort { usize::MAX } else { LISTED_PORTS };
+        let most = if about == PortFilter::EveryPort { usize::MAX } else { LISTED_PORTS };
         let mut report = PortsReport {
             counts: self.ports_by_state(),
             programs: [("xdp".into(), xdp as u64), ("tcx".into(), tcx as u64)].into(),
@@ -73,7 +74,7 @@ impl<'a> NodeView<'a> {
         let closed = self.ports.closed().map(|port| (port, (PortState::Closed, None)));
         let open = self.failed_to_close().map(|(port, reason)| (port, (PortState::Error, Some(reason))));
         for (port, (state, reason)) in wanted.chain(open).chain(closed) {
-            if about == About::Trouble && matches!(state, PortState::Attached | PortState::Closed) {
+            if about == PortFilter::Trouble && matches!(state, PortState::Attached | PortState::Closed) {
                 continue;
             }
             if report.listed.len() == most {
@@ -109,9 +110,9 @@ impl<'a> NodeView<'a> {
 
     fn instance_state(self, id: &RecordId) -> InstanceState {
         match self.catalogue.registry().standing(id) {
-            Some(Standing::InForce) => {}
-            Some(Standing::Shadowed { .. }) => return InstanceState::Shadowed,
-            Some(Standing::Rejected) | None => return InstanceState::Rejected,
+            Some(RecordStanding::InForce) => {}
+            Some(RecordStanding::Shadowed { .. }) => return InstanceState::Shadowed,
+            Some(RecordStanding::Rejected) | None => return InstanceState::Rejected,
         }
         let mut state = InstanceState::Unplaced;
         for (who, has) in self.catalogue.plan().claims(id) {
@@ -169,11 +170,13 @@ impl<'a> NodeView<'a> {
     }
 
     /// Records shadowed by another source's record of the same VM, [`LISTED_COMPLAINTS`] at most.
-    pub(super) fn shadowed(self) -> Vec<Shadowed> {
+    pub(super) fn shadowed(self) -> Vec<ShadowedRecord> {
         let registry = self.catalogue.registry();
         let shadowed = registry.ids().filter_map(|id| match registry.standing(id)? {
-            Standing::Shadowed { by } => Some(Shadowed { record: id.to_string(), by: by.to_string() }),
-            Standing::InForce | Standing::Rejected => None,
+            RecordStanding::Shadowed { by } => {
+                Some(ShadowedRecord { record: id.to_string(), by: by.to_string() })
+            }
+            RecordStanding::InForce | RecordStanding::Rejected => None,
         });
         shadowed.take(LISTED_COMPLAINTS).collect()
     }

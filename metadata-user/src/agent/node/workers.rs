@@ -143,9 +143,9 @@ impl Workers {
 
 /// The reply channels of waiting clients, each with its record. The caller of `push` limits the number of clients.
 #[derive(Debug, Default)]
-pub(super) struct Waiting(Vec<(RecordId, oneshot::Sender<Instance>)>);
+pub(super) struct WaitingClients(Vec<(RecordId, oneshot::Sender<Instance>)>);
 
-impl Waiting {
+impl WaitingClients {
     /// Adds a client.
     pub(super) fn push(&mut self, id: RecordId, reply: oneshot::Sender<Instance>) {
         self.0.retain(|(_, reply)| !reply.is_closed());
@@ -177,7 +177,7 @@ mod tests {
     use metadata_feed::registry::RecordId;
     use tokio::sync::oneshot;
 
-    use super::Waiting;
+    use super::WaitingClients;
 
     fn instance(id: &RecordId, state: InstanceState) -> Instance {
         Instance {
@@ -199,14 +199,16 @@ mod tests {
 
     #[test]
     fn a_client_gets_a_reply_once_its_record_is_served_and_none_if_it_is_removed() {
-        let (mut waiting, id) = (Waiting::default(), RecordId::new(RecordSource::Api, "web"));
+        let (mut waiting, id) = (WaitingClients::default(), RecordId::new(RecordSource::Api, "web"));
         let (reply, mut answer) = oneshot::channel();
         waiting.push(id.clone(), reply);
         waiting.notify(|id| Some(instance(id, InstanceState::Waiting)));
         assert!(answer.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
         waiting.notify(|id| Some(instance(id, InstanceState::Served)));
         assert!(answer.try_recv().is_ok());
-        for drops in [|waiting: &mut Waiting, _: &RecordId| waiting.notify(|_| None), Waiting::forget] {
+        for drops in
+            [|waiting: &mut WaitingClients, _: &RecordId| waiting.notify(|_| None), WaitingClients::forget]
+        {
             let (reply, mut answer) = oneshot::channel();
             waiting.push(id.clone(), reply);
             drops(&mut waiting, &id);

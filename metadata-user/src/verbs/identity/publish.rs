@@ -8,7 +8,7 @@ use hyper::client::conn::http1::handshake;
 use hyper::{Request, Uri, header};
 use hyper_util::rt::TokioIo;
 use metadata_content::parser;
-use metadata_signer::jwt::Joined;
+use metadata_signer::jwt::JoinedKeySet;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -83,7 +83,7 @@ impl PublishArgs {
         let config = Config::read(&self.config)?;
         config.validate()?;
         let identity = config.identity.with_context(|| format!("{file}: expected `identity`, found none"))?;
-        let mut joined = Joined::default();
+        let mut joined = JoinedKeySet::default();
         if self.sources.is_empty() {
             add(&mut joined, &identity.keys, identity.algorithm)?;
         }

@@ -61,7 +61,7 @@ pub enum WebhookCertificateError {
 pub(super) struct Certificate {
     files: Files,
     seen: Vec<u8>,
-    current: Arc<Current>,
+    current: Arc<CurrentCertificate>,
 }
 
 #[derive(Debug)]
@@ -73,9 +73,9 @@ struct Files {
 
 /// The certificate and key for new handshakes.
 #[derive(Debug)]
-pub(super) struct Current(ArcSwap<CertifiedKey>);
+pub(super) struct CurrentCertificate(ArcSwap<CertifiedKey>);
 
-impl ResolvesServerCert for Current {
+impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.0.load_full())
     }
@@ -91,12 +91,12 @@ impl Certificate {
         let files =
             Files { certificate: certificate.into(), key: key.into(), provider: Arc::clone(provider) };
         let seen = files.digest()?;
-        let current = Arc::new(Current(ArcSwap::from_pointee(files.load()?)));
+        let current = Arc::new(CurrentCertificate(ArcSwap::from_pointee(files.load()?)));
         Ok(Self { files, seen, current })
     }
 
     /// The certificate for handshakes: the most recent valid one.
-    pub(super) fn current(&self) -> Arc<Current> {
+    pub(super) fn current(&self) -> Arc<CurrentCertificate> {
         Arc::clone(&self.current)
     }
 

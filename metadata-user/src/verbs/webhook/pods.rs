@@ -12,7 +12,7 @@
 
 use serde_json::{Value, json};
 
-use super::rules::{AdmissionOperation, Judgement, PatchOperation};
+use super::rules::{AdmissionOperation, ObjectChanges, PatchOperation};
 use metadata_feed::kubevirt::options;
 
 /// KubeVirt's label of launchers' pods, and its value.
@@ -28,20 +28,20 @@ const TOKEN_SECONDS: u32 = 3_600;
 
 /// Calls [`judge`] for a new pod. A pod's volumes cannot change later.
 #[must_use]
-pub fn judge_made(operation: AdmissionOperation, pod: &Value, _old: &Value) -> Judgement {
-    if operation == AdmissionOperation::Create { judge(pod) } else { Judgement::default() }
+pub fn judge_made(operation: AdmissionOperation, pod: &Value, _old: &Value) -> ObjectChanges {
+    if operation == AdmissionOperation::Create { judge(pod) } else { ObjectChanges::default() }
 }
 
 /// Returns the changes to a new pod.
 #[must_use]
-pub fn judge(pod: &Value) -> Judgement {
+pub fn judge(pod: &Value) -> ObjectChanges {
     let metadata = &pod["metadata"];
     let annotation = |name: &str| metadata["annotations"][name].as_str().filter(|text| !text.is_empty());
     let is_launcher = metadata["labels"][LAUNCHER.0] == LAUNCHER.1;
     let containers = pod["spec"]["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
     let at = containers.iter().position(|container| container["name"] == CONTAINER);
     let Some(at) = at.filter(|_| is_launcher && annotation(options::ENABLED) == Some("true")) else {
-        return Judgement::default();
+        return ObjectChanges::default();
     };
     let mut wanted = vec![("token", token())];
     for (field, inline, secret, map) in [
@@ -57,8 +57,9 @@ pub fn judge(pod: &Value) -> Judgement {
         };
         wanted.push((field, source));
     }
-    let mut lists = Lists { volumes: &pod["spec"]["volumes"], mounts: &containers[at]["volumeMounts"], at };
-    Judgement { changes: lists.with(wanted), warnings: Vec::new() }
+    let mut lists =
+        VolumeLists { volumes: &pod["spec"]["volumes"], mounts: &containers[at]["volumeMounts"], at };
+    ObjectChanges { changes: lists.with(wanted), warnings: Vec::new() }
 }
 
 fn token() -> Value {
@@ -67,13 +68,13 @@ fn token() -> Value {
 }
 
 /// The pod's lists of volumes and mounts. Both may be missing.
-struct Lists<'a> {
+struct VolumeLists<'a> {
     volumes: &'a Value,
     mounts: &'a Value,
     at: usize,
 }
 
-impl Lists<'_> {
+impl VolumeLists<'_> {
     fn with(&mut self, wanted: Vec<(&str, Value)>) -> Vec<PatchOperation> {
         let present = self.volumes.as_array().map(Vec::as_slice).unwrap_or_default();
         let is_there = |name: &str| present.iter().any(|volume| volume["name"] == name);
@@ -102,7 +103,7 @@ fn append(list: &Value, path: &str, items: Vec<Value>) -> Vec<PatchOperation> {
 #[cfg(test)]
 mod tests {
     use super::judge;
-    use crate::verbs::webhook::rules::Judgement;
+    use crate::verbs::webhook::rules::ObjectChanges;
     use serde_json::json;
 
     #[test]
@@ -128,7 +129,7 @@ mod tests {
             json!({"metadata": launcher, "spec": {"containers": [{"name": "compute-2"}]}}),
             json!({"metadata": launcher, "spec": {"containers": 1}}),
         ] {
-            assert_eq!(judge(&other), Judgement::default(), "{other}");
+            assert_eq!(judge(&other), ObjectChanges::default(), "{other}");
         }
     }
 }

@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::rules::{AdmissionOperation, Judgement};
+use super::rules::{AdmissionOperation, ObjectChanges};
 use metadata_content::parser::{self, ParseError};
 
 const VERSION: &str = "admission.k8s.io/v1";
@@ -45,7 +45,7 @@ pub enum ReviewError {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Question {
+struct ReviewRequest {
     api_version: String,
     kind: String,
     request: Request,
@@ -90,7 +90,7 @@ struct Response {
 
 /// The answer to a review, and the changes to log.
 #[derive(Debug)]
-pub struct Reviewed {
+pub struct ReviewResponse {
     /// The body to send.
     pub body: Vec<u8>,
     /// `<namespace>/<name>` of the changed object, and the paths that change.
@@ -98,14 +98,14 @@ pub struct Reviewed {
 }
 
 /// Decides the changes to an object from the operation and its present and previous forms.
-pub type Judge = fn(AdmissionOperation, &Value, &Value) -> Judgement;
+pub type DecideChanges = fn(AdmissionOperation, &Value, &Value) -> ObjectChanges;
 
 /// Answers a review.
 ///
 /// # Errors
 /// [`ReviewError`]: the body is not a review.
-pub fn answer(body: &[u8], judge: Judge) -> Result<Reviewed, ReviewError> {
-    let Question { api_version: version, kind, request } = parser::json(body)?;
+pub fn answer(body: &[u8], judge: DecideChanges) -> Result<ReviewResponse, ReviewError> {
+    let ReviewRequest { api_version: version, kind, request } = parser::json(body)?;
     if version != VERSION || kind != KIND {
         let short = |text: String| text.chars().take(64).collect();
         return Err(ReviewError::Version { kind: short(kind), version: short(version) });
@@ -116,7 +116,7 @@ pub fn answer(body: &[u8], judge: Judge) -> Result<Reviewed, ReviewError> {
     let judged = match &*request.operation {
         "CREATE" => judge(AdmissionOperation::Create, &request.object, &Value::Null),
         "UPDATE" => judge(AdmissionOperation::Update, &request.object, &request.old_object),
-        _ => Judgement::default(),
+        _ => ObjectChanges::default(),
     };
     let patch = (!judged.changes.is_empty()).then(|| serde_json::to_vec(&judged.changes)).transpose()?;
     let response = Response {
@@ -132,17 +132,17 @@ pub fn answer(body: &[u8], judge: Judge) -> Result<Reviewed, ReviewError> {
     let name = if request.name.is_empty() { generated } else { &*request.name };
     let changed = (!paths.is_empty()).then(|| (format!("{}/{name}", request.namespace), paths));
     let body = serde_json::to_vec(&Answer { api_version: VERSION, kind: KIND, response })?;
-    Ok(Reviewed { body, changed })
+    Ok(ReviewResponse { body, changed })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ReviewError, Reviewed, STANDARD};
+    use super::{ReviewError, ReviewResponse, STANDARD};
     use crate::verbs::webhook::rules::judge;
     use base64::Engine as _;
     use serde_json::{Value, json};
 
-    fn answer(body: &[u8]) -> Result<Reviewed, ReviewError> {
+    fn answer(body: &[u8]) -> Result<ReviewResponse, ReviewError> {
         super::answer(body, judge)
     }
 

@@ -57,7 +57,7 @@ impl PatchOperation {
 
 /// The changes to an object.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Judgement {
+pub struct ObjectChanges {
     /// The changes, in the order of application.
     pub changes: Vec<PatchOperation>,
     /// Messages for the user who sent the request, one line each.
@@ -66,15 +66,15 @@ pub struct Judgement {
 
 /// Returns the changes to a VirtualMachine. `old` is the VM before an update, or null for a new VM.
 #[must_use]
-pub fn judge(operation: AdmissionOperation, vm: &Value, old: &Value) -> Judgement {
+pub fn judge(operation: AdmissionOperation, vm: &Value, old: &Value) -> ObjectChanges {
     let annotation = |name: &str| vm.pointer("/spec/template/metadata/annotations")?.get(name)?.as_str();
     let replaces = annotation(REPLACE) == Some("true");
     let Some(domain) = vm.pointer(DOMAIN).filter(|domain| domain.is_object()) else {
-        return Judgement::default();
+        return ObjectChanges::default();
     };
     let is_due = operation == AdmissionOperation::Create || replaces || was_pointed_here(old);
     if annotation(ENABLED) != Some("true") || !is_due {
-        return Judgement::default();
+        return ObjectChanges::default();
     }
     match annotation(DATASOURCE).unwrap_or("nocloud") {
         "nocloud" => set(domain, "firmware", "serial", |serial| wanted(serial, replaces)),
@@ -83,7 +83,7 @@ pub fn judge(operation: AdmissionOperation, vm: &Value, old: &Value) -> Judgemen
             let shown: String = other.chars().take(64).collect();
             let warning =
                 format!("{DATASOURCE}: expected nocloud or openstack, found {shown:?}; nothing was set");
-            Judgement { changes: Vec::new(), warnings: vec![warning] }
+            ObjectChanges { changes: Vec::new(), warnings: vec![warning] }
         }
     }
 }
@@ -106,24 +106,24 @@ fn wanted(serial: &str, replaces: bool) -> Option<String> {
 }
 
 /// Sets `field` in `part` of the domain. Either may be missing.
-fn set(domain: &Value, part: &str, field: &str, wanted: impl Fn(&str) -> Option<String>) -> Judgement {
+fn set(domain: &Value, part: &str, field: &str, wanted: impl Fn(&str) -> Option<String>) -> ObjectChanges {
     let inner = domain.get(part).filter(|inner| !inner.is_null());
     let present = match inner.map(|inner| inner.get(field).unwrap_or(&Value::Null)) {
         None | Some(Value::Null) => "",
         Some(Value::String(text)) => text,
         // The API server refuses a serial that is not text.
-        Some(_) => return Judgement::default(),
+        Some(_) => return ObjectChanges::default(),
     };
     let change = wanted(present).map(|text| match inner {
         Some(_) => PatchOperation::add(format!("{DOMAIN}/{part}/{field}"), text.into()),
         None => PatchOperation::add(format!("{DOMAIN}/{part}"), json!({ field: text })),
     });
-    Judgement { changes: change.into_iter().collect(), warnings: Vec::new() }
+    ObjectChanges { changes: change.into_iter().collect(), warnings: Vec::new() }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ASSET, AdmissionOperation, Judgement, PatchOperation, SERIAL, judge};
+    use super::{ASSET, AdmissionOperation, ObjectChanges, PatchOperation, SERIAL, judge};
     use serde_json::{Value, json};
 
     fn vm(annotations: &Value, domain: &Value) -> Value {
@@ -220,14 +220,14 @@ mod tests {
         for other in [json!(null), json!([]), json!({"spec": 1}), vm(&json!(null), &json!({}))] {
             assert_eq!(
                 judge(AdmissionOperation::Create, &other, &Value::Null),
-                Judgement::default(),
+                ObjectChanges::default(),
                 "{other}"
             );
         }
         let on = json!({"imds.kubevirt.io/enabled": "true"});
         assert_eq!(
             judge(AdmissionOperation::Create, &vm(&on, &json!(null)), &Value::Null),
-            Judgement::default()
+            ObjectChanges::default()
         );
     }
 }

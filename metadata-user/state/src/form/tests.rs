@@ -1,10 +1,10 @@
 use std::io::Cursor;
 
-use super::{FileHeader, FormError, StateFileKind, Written};
+use super::{FileHeader, FormError, StateFileKind, WriteResult};
 
 const FORM: StateFileKind = StateFileKind { kind: "numbers", version: 3, oldest: 2, bytes: 1 << 10 };
 
-fn encode(form: StateFileKind, entries: usize) -> (Vec<u8>, Written) {
+fn encode(form: StateFileKind, entries: usize) -> (Vec<u8>, WriteResult) {
     let mut bytes = Vec::new();
     let entries = (0..entries).map(|n| Ok(format!("{{\"n\":{n}}}").into_bytes()));
     let written = form.write(entries, &mut bytes).expect("memory takes it");
@@ -23,7 +23,7 @@ fn decode(form: StateFileKind, bytes: &[u8]) -> Result<Vec<String>, FormError> {
 #[test]
 fn a_file_of_entries_has_the_lines_that_every_version_reads() {
     let (bytes, written) = encode(FORM, 2);
-    assert_eq!(written, Written { records: 2, left_out: 0 });
+    assert_eq!(written, WriteResult { records: 2, left_out: 0 });
     let text = String::from_utf8(bytes.clone()).expect("text");
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines[..3], [r#"{"xdp-imds":"numbers","version":3}"#, r#"{"n":0}"#, r#"{"n":1}"#]);

@@ -23,7 +23,7 @@ use metadata_content::record::Owner;
 use metadata_content::source::RecordSource;
 use sha2::{Digest as _, Sha256};
 
-use super::{Former, Mailboxes, Unreadable, locked, read, read_any};
+use super::{FormerFile, Mailboxes, StateFileError, locked, read, read_any};
 use crate::private_file;
 
 /// The beginning of the names of files that wait for their record.
@@ -134,11 +134,11 @@ impl Mailboxes {
         source: RecordSource,
         key: &str,
         uuid: &str,
-    ) -> Option<Former> {
+    ) -> Option<FormerFile> {
         let disk = self.disk.as_ref().filter(|_| source.is_of_tenants() && !owner.is_uuid())?;
         let waiting = disk.directory.join(former_file(uuid, source, key));
         let is_its_own = waiting.exists() || locked(&self.former).is_of(uuid, source, key);
-        is_its_own.then(|| Former { uuid: uuid.to_owned(), waiting })
+        is_its_own.then(|| FormerFile { uuid: uuid.to_owned(), waiting })
     }
 
     /// Returns whether the file that this owner's UUID names was of other VMs than an operator's.
@@ -152,9 +152,9 @@ impl Mailboxes {
     pub(super) fn read_former(
         &self,
         owner: &Owner,
-        former: Former,
+        former: FormerFile,
         path: &Path,
-    ) -> Result<MailboxState, Unreadable> {
+    ) -> Result<MailboxState, StateFileError> {
         if self.in_charge.load(Ordering::Relaxed) {
             take_over(owner, &former, path)?;
             return read(path, owner.as_str());
@@ -174,7 +174,7 @@ impl Mailboxes {
 }
 
 /// Writes a file of an earlier release under the name of its owner, and removes the former name.
-fn take_over(owner: &Owner, former: &Former, path: &Path) -> Result<(), Unreadable> {
+fn take_over(owner: &Owner, former: &FormerFile, path: &Path) -> Result<(), StateFileError> {
     let Some(state) = read_any(&former.waiting)? else { return Ok(()) };
     let state = state.taken_over(&former.uuid, owner.as_str());
     private_file::replace(path, &serde_json::to_vec(&state).map_err(io::Error::from)?)?;

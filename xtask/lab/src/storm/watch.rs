@@ -3,7 +3,7 @@
 mod recording;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use metadata_screen::terminal::{self, Ends};
+use metadata_screen::terminal::{self, EndConditions};
 use metadata_screen::{Screen, TerminalStyle, ViewQuery, fetch, plain};
 use recording::Recording;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// The threads that show and record one storm.
 pub(super) struct Watch {
-    ends: Ends,
+    ends: EndConditions,
     view: Option<JoinHandle<std::io::Result<()>>>,
     recorder: Option<JoinHandle<Recording>>,
 }
@@ -34,7 +34,7 @@ impl Watch {
         records: bool,
         interrupted: &Arc<AtomicBool>,
     ) -> Result<Self> {
-        let ends = Ends { interrupted: Arc::clone(interrupted), ..Ends::default() };
+        let ends = EndConditions { interrupted: Arc::clone(interrupted), ..EndConditions::default() };
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         let recorder = match records {
             true => {

@@ -1,7 +1,7 @@
 //! The table of dialects, and the names that come from it.
 
 use anyhow::{Context as _, Result};
-use metadata_content::dialect::{self, Access, Description, Mount, PATIENCE};
+use metadata_content::dialect::{self, AccessCondition, Description, Mount, PATIENCE};
 use metadata_content::record::{Dialect, Smbios};
 use metadata_content::store::Host;
 use std::fmt::Write as _;
@@ -77,12 +77,16 @@ fn paths(mounts: &[Mount]) -> String {
 /// The access rules, each once.
 fn needs(mounts: &[Mount]) -> String {
     let rule = |mount: &Mount| match mount.access {
-        Access::Open => None,
-        Access::Field(name, value) => Some(format!("`{name}: {value}`")),
-        Access::Token(name) => Some(format!("a token in `{name}`")),
-        Access::Imdsv2(name) => Some(format!("a token in `{name}`, if `serve.imdsv2` is `required`")),
-        Access::LowPort => Some("a source port below 1024 for user-data and vendor-data".to_owned()),
-        Access::Signature => Some("an OAuth signature, if the record has `credentials.maas`".to_owned()),
+        AccessCondition::Open => None,
+        AccessCondition::Field(name, value) => Some(format!("`{name}: {value}`")),
+        AccessCondition::Token(name) => Some(format!("a token in `{name}`")),
+        AccessCondition::Imdsv2(name) => {
+            Some(format!("a token in `{name}`, if `serve.imdsv2` is `required`"))
+        }
+        AccessCondition::LowPort => Some("a source port below 1024 for user-data and vendor-data".to_owned()),
+        AccessCondition::Signature => {
+            Some("an OAuth signature, if the record has `credentials.maas`".to_owned())
+        }
     };
     let mut rules: Vec<String> = mounts.iter().filter_map(rule).collect();
     rules.dedup();

@@ -17,7 +17,7 @@ use super::{OPTIONAL, REQUIRED};
 use crate::http::{Response, StatusCode};
 use crate::identity::{SigningRequest, VmIssuer};
 use crate::record::{Dialect, Imdsv2, Record};
-use crate::store::{Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 
 const DIRECTORY: &str = "/latest/dynamic/instance-identity";
 
@@ -87,7 +87,7 @@ impl Signed {
     }
 }
 
-impl Live for Signed {
+impl LiveRoute for Signed {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let Some(wanted) = self.wanted(call.request.target.query) else { return BAD_AUDIENCE.clone().into() };
         signed(call, &self.issuer, &wanted)

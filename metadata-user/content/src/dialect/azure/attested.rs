@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::super::identity::{Got, ask};
+use super::super::identity::{SigningOutcome, ask};
 use super::Parameters;
 use super::{DOCUMENT, bad, later, subscription, too_many};
 use crate::dialect::json::json;
@@ -16,16 +16,16 @@ use crate::identity::{Nonce, SigningRequest, TokenRefusal, VmIssuer};
 use crate::record::Record;
 use crate::record::values::Line;
 use crate::record::vm::Image;
-use crate::store::{Live, LiveOutcome, LiveRequest};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute};
 
 /// Serves the statements of one VM.
 #[derive(Debug)]
-pub(super) struct Attested {
+pub(super) struct AttestedDocuments {
     issuer: Arc<VmIssuer>,
     statement: Arc<Map<String, Value>>,
 }
 
-impl Attested {
+impl AttestedDocuments {
     pub(super) fn new(record: &Record, issuer: Arc<VmIssuer>) -> Self {
         Self { issuer, statement: Arc::new(statement(record)) }
     }
@@ -39,17 +39,17 @@ impl Attested {
         };
         let statement = Arc::clone(&self.statement);
         match ask(call, &self.issuer, &SigningRequest::Attested { statement, nonce }) {
-            Got::Token(token) => {
+            SigningOutcome::Token(token) => {
                 let text = String::from_utf8_lossy(&token.text);
                 let document = json!({ "encoding": "pkcs7", "signature": &*text });
                 let answer = Response::new(StatusCode(200), Some(DOCUMENT), &[], document.to_string());
                 answer.within(self.issuer.hop_limit()).into()
             }
-            Got::Refused(TokenRefusal::TooMany) => too_many().into(),
-            Got::Refused(TokenRefusal::Audience | TokenRefusal::Unavailable) => {
+            SigningOutcome::Refused(TokenRefusal::TooMany) => too_many().into(),
+            SigningOutcome::Refused(TokenRefusal::Audience | TokenRefusal::Unavailable) => {
                 later("No document is signed at the moment").into()
             }
-            Got::Wait(parked) => LiveOutcome::Park(parked),
+            SigningOutcome::Wait(parked) => LiveOutcome::Park(parked),
         }
     }
 }
@@ -72,7 +72,7 @@ fn statement(record: &Record) -> Map<String, Value> {
     }
 }
 
-impl Live for Attested {
+impl LiveRoute for AttestedDocuments {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         match Parameters::parse(call.request.target.query) {
             Ok(parameters) => self.read(call, &parameters),

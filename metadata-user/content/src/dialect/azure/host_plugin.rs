@@ -9,7 +9,7 @@ use super::super::sheet::{JSON, RouteBuilder, TEXT};
 use super::wireserver::GUARDS;
 use crate::http::{Method, Response, StatusCode};
 use crate::store::path::HOST_PLUGIN_PORT;
-use crate::store::{Live, LiveOutcome, LiveRequest, Methods};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods};
 
 /// URL for the agent's status, which [`goal_state`](super::wireserver) contains. The agent uses it with and without the
 /// plug-in.
@@ -35,7 +35,7 @@ pub(super) fn render(sheet: &mut RouteBuilder<'_>) {
 #[derive(Debug)]
 struct Reports;
 
-impl Live for Reports {
+impl LiveRoute for Reports {
     fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
         TAKEN.clone().into()
     }

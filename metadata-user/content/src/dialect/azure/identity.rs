@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::super::identity::{Got, ask};
+use super::super::identity::{SigningOutcome, ask};
 use super::Parameters;
 use super::{DOCUMENT, error, later, too_many};
 use crate::dialect::json::json;
@@ -16,7 +16,7 @@ use crate::identity::{CloudClaims, SigningRequest, TokenRefusal, VmIssuer};
 use crate::record::Record;
 use crate::record::identity::Audience;
 use crate::record::vm::ManagedIdentity;
-use crate::store::{Live, LiveOutcome, LiveRequest};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute};
 
 /// Why a token may be there later.
 const NOT_YET: &str = "The identity has no valid token yet";
@@ -90,16 +90,18 @@ fn issued(
         return refused(&format!("Expected a 'resource' of {}", Audience::FORM)).into();
     };
     match ask(call, issuer, &SigningRequest::Token { audience, form: Some(Arc::clone(form)) }) {
-        Got::Token(token) => {
+        SigningOutcome::Token(token) => {
             let expires = i64::try_from(token.expires).unwrap_or(i64::MAX);
             let text = String::from_utf8_lossy(&token.text);
             let answer = given(identity, resource, &text, expires, call.now.unix_seconds);
             answer.within(issuer.hop_limit()).into()
         }
-        Got::Refused(TokenRefusal::Audience) => refused("The record does not list the resource").into(),
-        Got::Refused(TokenRefusal::TooMany) => too_many().into(),
-        Got::Refused(TokenRefusal::Unavailable) => later(NOT_YET).into(),
-        Got::Wait(parked) => LiveOutcome::Park(parked),
+        SigningOutcome::Refused(TokenRefusal::Audience) => {
+            refused("The record does not list the resource").into()
+        }
+        SigningOutcome::Refused(TokenRefusal::TooMany) => too_many().into(),
+        SigningOutcome::Refused(TokenRefusal::Unavailable) => later(NOT_YET).into(),
+        SigningOutcome::Wait(parked) => LiveOutcome::Park(parked),
     }
 }
 
@@ -125,7 +127,7 @@ fn refused(why: &str) -> Response {
     error(&json!({ "error": "invalid_request", "error_description": why }))
 }
 
-impl Live for Tokens {
+impl LiveRoute for Tokens {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         match Parameters::parse(call.request.target.query) {
             Ok(parameters) => self.token(call, &parameters),

@@ -9,7 +9,7 @@ use crate::dialect::addresses::{IpVersion, given, known};
 use crate::http::{Method, Response, StatusCode};
 use crate::record::Record;
 use crate::sink::MessageKind;
-use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 
 const XML: &str = "text/xml; charset=utf-8";
 
@@ -70,7 +70,7 @@ struct Root {
     versions: Response,
 }
 
-impl Live for Root {
+impl LiveRoute for Root {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         match comp(call).as_str() {
             "versions" => self.versions.clone().into(),
@@ -97,7 +97,7 @@ impl Machine {
     }
 }
 
-impl Live for Machine {
+impl LiveRoute for Machine {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let posts = call.request.method == Method::Post;
         let only = |allowed| Response::error(StatusCode(405), &[("Allow", allowed)]).into();
@@ -129,7 +129,7 @@ impl Live for Machine {
 #[derive(Debug)]
 struct Provisioning;
 
-impl Live for Provisioning {
+impl LiveRoute for Provisioning {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         forward(call);
         PROVISIONED.clone().into()
@@ -144,7 +144,7 @@ impl Live for Provisioning {
 #[derive(Debug)]
 struct Observations;
 
-impl Live for Observations {
+impl LiveRoute for Observations {
     fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
         TAKEN.clone().into()
     }

@@ -13,7 +13,7 @@ use crate::http::{Response, StatusCode};
 use crate::record::values::Timestamp;
 use crate::record::vm::Iam;
 use crate::record::{Dialect, Imdsv2, Record};
-use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 use crate::token::TokenKind;
 use metadata_base::time::Now;
 
@@ -104,7 +104,7 @@ impl std::fmt::Debug for EternalCredentials {
     }
 }
 
-impl Live for EternalCredentials {
+impl LiveRoute for EternalCredentials {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let mut document = self.document.clone();
         document.insert("Expiration".into(), in_a_while(call.now).into());

@@ -16,7 +16,7 @@ use super::iam;
 use super::tree::Tree;
 use crate::identity::{SigningRequest, VmIssuer};
 use crate::record::{Dialect, Imdsv2, Record};
-use crate::store::{Live, LiveOutcome, LiveRequest};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute};
 
 /// Adds the signed forms of the document.
 pub(super) fn render(record: &Record, tree: &mut Tree<'_, '_>, document: &Bytes) {
@@ -40,7 +40,7 @@ struct Signed {
     wanted: SigningRequest,
 }
 
-impl Live for Signed {
+impl LiveRoute for Signed {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         signed(call, &self.issuer, &self.wanted)
     }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::super::sheet::{RouteBuilder, TEXT};
 use crate::http::{Response, StatusCode};
-use crate::store::{Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 
 /// Root of the tree. It lists its children without slashes, as AWS does.
 const ROOT: &str = "/latest";
@@ -69,7 +69,7 @@ impl<'s, 'i> Tree<'s, 'i> {
         &mut self,
         path: &'static str,
         guards: &'static [RequestGuard],
-        live: impl Live + 'static,
+        live: impl LiveRoute + 'static,
     ) {
         let (directory, name) = split(Cow::Borrowed(path));
         self.list(directory, name);
@@ -117,7 +117,7 @@ impl<'s, 'i> Tree<'s, 'i> {
             }
         }
         if let Some(listing) = root {
-            sheet.live_below(ROOT, Methods::READ, guards, Root { listing, own: Leaves::new(&own) });
+            sheet.live_below(ROOT, Methods::READ, guards, Root { listing, own: LeafTable::new(&own) });
         }
     }
 }
@@ -140,10 +140,10 @@ fn split(path: Cow<'static, str>) -> (Cow<'static, str>, Cow<'static, str>) {
 #[derive(Debug)]
 struct Root {
     listing: Response,
-    own: Leaves,
+    own: LeafTable,
 }
 
-impl Live for Root {
+impl LiveRoute for Root {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if call.rest.is_empty() {
             return self.listing.clone().into();
@@ -165,7 +165,7 @@ impl Live for Root {
 }
 
 /// Paths below [`ROOT`] with their content, one after the other in one text, sorted by path.
-struct Leaves {
+struct LeafTable {
     text: Bytes,
     spans: Box<[Span]>,
 }
@@ -178,13 +178,13 @@ struct Span {
     end: u32,
 }
 
-impl std::fmt::Debug for Leaves {
+impl std::fmt::Debug for LeafTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.iter().map(|(path, _)| path)).finish()
     }
 }
 
-impl Leaves {
+impl LeafTable {
     fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         let part = |from: u32, to: u32| {
             std::str::from_utf8(&self.text[from as usize..to as usize]).unwrap_or_default()

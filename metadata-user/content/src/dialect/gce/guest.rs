@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 
-use super::tree::{Etag, Shape, TreeNode};
+use super::tree::{Etag, NodeShape, TreeNode};
 use super::{PLAIN, found, not_allowed, refusal};
 use crate::http::{Body, Method, StatusCode};
 use crate::mailbox::{AttributeRefused, Mailbox};
@@ -85,8 +85,8 @@ impl<'a> GuestView<'a> {
 }
 
 impl TreeNode for GuestView<'_> {
-    fn shape(&self) -> Shape {
-        if matches!(self.at, At::Attribute(_)) { Shape::Leaf } else { Shape::Directory }
+    fn shape(&self) -> NodeShape {
+        if matches!(self.at, At::Attribute(_)) { NodeShape::Leaf } else { NodeShape::Directory }
     }
 
     fn children(&self) -> Vec<(String, Self)> {

@@ -15,7 +15,7 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::{Map, Value};
 
-use super::super::identity::{Got, ask};
+use super::super::identity::{SigningOutcome, ask};
 use super::super::sheet::TEXT;
 use super::Query;
 use super::tree::Etag;
@@ -34,13 +34,13 @@ static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| {
 });
 
 /// The forms of one VM's tokens.
-pub(super) struct Forms {
+pub(super) struct GceTokenFormats {
     issuer: Arc<VmIssuer>,
     standard: Arc<CloudClaims>,
     full: Arc<CloudClaims>,
 }
 
-impl Forms {
+impl GceTokenFormats {
     pub(super) fn new(record: &Record, issuer: &Arc<VmIssuer>) -> Self {
         let mut claims = Map::new();
         claims.insert("azp".to_owned(), issuer.subject().into());
@@ -63,12 +63,12 @@ impl Forms {
         let Some(audience) = Audience::parse(audience) else { return BAD_AUDIENCE.clone().into() };
         let form = if query.full { &self.full } else { &self.standard };
         match ask(call, &self.issuer, &SigningRequest::Token { audience, form: Some(Arc::clone(form)) }) {
-            Got::Token(token) => {
+            SigningOutcome::Token(token) => {
                 let etag = Etag::of(&token.text.clone().into());
                 found(PLAIN, etag, token.text).within(self.issuer.hop_limit()).into()
             }
-            Got::Refused(refusal) => refused(refusal).into(),
-            Got::Wait(parked) => LiveOutcome::Park(parked),
+            SigningOutcome::Refused(refusal) => refused(refusal).into(),
+            SigningOutcome::Wait(parked) => LiveOutcome::Park(parked),
         }
     }
 }

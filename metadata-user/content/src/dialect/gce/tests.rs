@@ -7,7 +7,7 @@ use crate::dialect::render;
 use crate::http::{Headers, Method, Request, RequestTarget, Response};
 use crate::mailbox::WAITS_PER_VM;
 use crate::record::Record;
-use crate::store::{Interner, LiveOutcome, Parked, Responses, VmState};
+use crate::store::{Interner, LiveOutcome, ParkedCall, Responses, VmState};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
@@ -39,7 +39,7 @@ impl Guest {
         self.responses = render(&parse(record), &mut self.interner, self.vm.clone());
     }
 
-    fn send(&self, at: u64, request: Request<'_>, parked: Option<&Parked>) -> LiveOutcome {
+    fn send(&self, at: u64, request: Request<'_>, parked: Option<&ParkedCall>) -> LiveOutcome {
         let address: IpAddr = "169.254.169.254".parse().expect("an address");
         let connection = Connection { slot: 0, local: (address, 80), remote: (address, 40_000) };
         let now = Now { mono: Duration::from_secs(at), unix_seconds: at };
@@ -78,7 +78,7 @@ impl Guest {
     }
 
     /// Sends a GET at a second, or repeats one that was parked.
-    fn wait(&self, at: u64, below: &str, parked: Option<&Parked>) -> LiveOutcome {
+    fn wait(&self, at: u64, below: &str, parked: Option<&ParkedCall>) -> LiveOutcome {
         let headers = [httparse::Header { name: FLAVOUR.0, value: FLAVOUR.1.as_bytes() }];
         let target = format!("{ROOT}{below}");
         let (target, headers) = (split(&target), Headers::new(&headers));
@@ -95,7 +95,7 @@ fn split(target: &str) -> RequestTarget<'_> {
     RequestTarget { path: if path == "/" { path } else { path.trim_end_matches('/') }, query }
 }
 
-fn parked(outcome: LiveOutcome) -> Parked {
+fn parked(outcome: LiveOutcome) -> ParkedCall {
     match outcome {
         LiveOutcome::Park(parked) => parked,
         other => panic!("answered at once: {other:?}"),
@@ -444,7 +444,7 @@ fn guests_can_wait_for_changes_of_guest_attributes() {
 fn a_wait_beyond_the_limit_ends_the_oldest() {
     let guest = Guest::of(&full());
     let below = "/instance/id?wait_for_change=true";
-    let waits: Vec<Parked> = (0..WAITS_PER_VM).map(|_| parked(guest.wait(0, below, None))).collect();
+    let waits: Vec<ParkedCall> = (0..WAITS_PER_VM).map(|_| parked(guest.wait(0, below, None))).collect();
     parked(guest.wait(1, below, Some(&waits[0])));
     let newest = parked(guest.wait(1, below, None));
     assert_eq!(answered(guest.wait(1, below, Some(&waits[0]))).body().to_bytes(), "12345");

@@ -208,7 +208,7 @@ impl fmt::Display for Etag {
 
 /// How a node is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum NodeShape {
     /// Directory: one name per line.
     Directory,
     /// List of strings: one per line.
@@ -221,7 +221,7 @@ pub(super) enum Shape {
 
 /// A readable node.
 pub(super) trait TreeNode: Sized {
-    fn shape(&self) -> Shape;
+    fn shape(&self) -> NodeShape;
     /// Returns the children in order, with the names that paths use.
     fn children(&self) -> Vec<(String, Self)>;
     /// Returns the node and everything below it as JSON.
@@ -310,12 +310,12 @@ impl<'a> TreeView<'a> {
 }
 
 impl TreeNode for TreeView<'_> {
-    fn shape(&self) -> Shape {
+    fn shape(&self) -> NodeShape {
         match (self.node.form(), self.place) {
-            (PartKind::Scalar, _) => Shape::Leaf,
-            (PartKind::Array, NameKind::List) => Shape::List,
-            (PartKind::Array, NameKind::Tags) => Shape::Array,
-            (PartKind::Array | PartKind::Object, _) => Shape::Directory,
+            (PartKind::Scalar, _) => NodeShape::Leaf,
+            (PartKind::Array, NameKind::List) => NodeShape::List,
+            (PartKind::Array, NameKind::Tags) => NodeShape::Array,
+            (PartKind::Array | PartKind::Object, _) => NodeShape::Directory,
         }
     }
 

@@ -8,7 +8,7 @@ use super::{LINE, PATH, SIGN_WITHIN, lines};
 use crate::dialect::guest::{DialectGuest, NOW, full, parsed};
 use crate::http::{Headers, Method, Request, RequestTarget, Response};
 use crate::identity::{IssuedToken, Issuer, Order};
-use crate::store::{LiveOutcome, Parked, VmState};
+use crate::store::{LiveOutcome, ParkedCall, VmState};
 
 type Orders = Arc<Mutex<Vec<Order>>>;
 
@@ -33,7 +33,7 @@ fn ask(
     mono: Duration,
     query: &str,
     fields: &[(&str, &str)],
-    parked: Option<&Parked>,
+    parked: Option<&ParkedCall>,
 ) -> LiveOutcome {
     let fields: Vec<_> =
         fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
@@ -45,7 +45,7 @@ fn ask(
     guest.responses().answer(Now { mono, unix_seconds: NOW }, &connection, &request, parked)
 }
 
-fn parked(outcome: LiveOutcome) -> Parked {
+fn parked(outcome: LiveOutcome) -> ParkedCall {
     let LiveOutcome::Park(parked) = outcome else { panic!("{outcome:?}") };
     parked
 }

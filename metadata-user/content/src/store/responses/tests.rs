@@ -2,7 +2,7 @@ use std::sync::{Arc, LazyLock};
 
 use super::{Endpoint, Host, LiveOutcome, Methods, Responses, Route, VmState};
 use crate::http::{Headers, Method, Request, RequestTarget, Response, StatusCode};
-use crate::store::Live;
+use crate::store::LiveRoute;
 use crate::store::{Condition, LiveRequest, RequestGuard};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
@@ -15,7 +15,7 @@ fn text(body: &'static str) -> Endpoint {
 #[derive(Debug)]
 struct Below;
 
-impl Live for Below {
+impl LiveRoute for Below {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         Response::new(StatusCode(200), None, &[], format!("[{}]", call.rest)).into()
     }

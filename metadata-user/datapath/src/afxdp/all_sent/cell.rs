@@ -3,7 +3,7 @@
 //! A thread model includes this file unchanged, with atomics that try every order the memory model allows.
 
 use super::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
-use super::{AllSent, Displaced, Heard};
+use super::{AllSent, DisplacedConnection, KernelReceipt};
 
 /// An entry as both sides access it: [`AllSent`] with atomic fields.
 #[derive(Debug)]
@@ -20,21 +20,21 @@ pub(super) struct AtomicEntry {
 }
 
 impl AtomicEntry {
-    fn heard(&self) -> Heard {
-        Heard {
+    fn heard(&self) -> KernelReceipt {
+        KernelReceipt {
             acknowledged: self.acknowledged.load(Ordering::Relaxed),
             closed: self.closed.load(Ordering::Relaxed),
         }
     }
 
     /// Stores a connection's entry. If it replaces another connection, returns what the kernel received for that one.
-    pub(super) fn post(&self, entry: AllSent) -> Option<Displaced> {
+    pub(super) fn post(&self, entry: AllSent) -> Option<DisplacedConnection> {
         let AllSent { flow: number, sent, received, finished, acknowledged, closed, .. } = entry;
         // Clear the flow, store the numbers that mean nothing was received, store the other numbers, set the flow.
         // Processors keep this order of the stores, but the kernel's loads have no barriers to pair with: arm64 may
         // load the numbers before the flow. The order makes a mix rare; the module says why a mix is harmless.
         let before = self.flow.swap(0, Ordering::AcqRel);
-        let displaced = Displaced { flow: before, heard: self.heard() };
+        let displaced = DisplacedConnection { flow: before, heard: self.heard() };
         self.acknowledged.store(acknowledged, Ordering::Release);
         self.closed.store(closed, Ordering::Release);
         self.sent.store(sent, Ordering::Release);
@@ -52,7 +52,7 @@ impl AtomicEntry {
     }
 
     /// What the kernel received for a connection, if the entry holds it.
-    pub(super) fn look(&self, flow: u64) -> Option<Heard> {
+    pub(super) fn look(&self, flow: u64) -> Option<KernelReceipt> {
         (self.flow.load(Ordering::Acquire) == flow).then(|| self.heard())
     }
 

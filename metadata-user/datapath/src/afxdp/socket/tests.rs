@@ -1,7 +1,7 @@
 use rustix::net::xdp::{XdpDesc, XdpDescOptions};
 use std::collections::VecDeque;
 
-use super::super::model::{FrameFate, Rig, rng, rounds};
+use super::super::model::{FrameFate, ModelRig, rng, rounds};
 use super::{AfxdpError, Socket, SocketConfig};
 use crate::GROUP;
 
@@ -10,8 +10,8 @@ const CHUNK: u32 = 2048;
 const START: u32 = u32::MAX - 5;
 
 /// A receiver with `chunks` chunks and an RX ring of `rx_ring` places, with a model kernel at the other end.
-fn rig(chunks: u32, rx_ring: u32) -> Rig {
-    Rig::new(chunks, CHUNK, rx_ring, START)
+fn rig(chunks: u32, rx_ring: u32) -> ModelRig {
+    ModelRig::new(chunks, CHUNK, rx_ring, START)
 }
 
 #[test]

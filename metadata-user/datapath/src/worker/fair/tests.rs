@@ -1,4 +1,4 @@
-use super::{BATCH, Counted, Fair, LOOK_AHEAD, QUANTUM, WAITING, WORK_PER_TURN};
+use super::{BATCH, FairScheduler, LOOK_AHEAD, QUANTUM, WAITING, WORK_PER_TURN, WorkCounter};
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, LinkReceiver};
 use crate::stack::{LONG_MAX, Long, Transmit};
@@ -110,7 +110,7 @@ impl Transmit for Nowhere {
 }
 
 struct Bench {
-    fair: Fair,
+    fair: FairScheduler,
     link: LinkReceiver<Ring>,
     engine: Answering,
     now: Duration,
@@ -120,7 +120,7 @@ impl Bench {
     fn new() -> Self {
         let ring = Ring(VecDeque::new(), UnixDatagram::unbound().expect("a socket"));
         Self {
-            fair: Fair::default(),
+            fair: FairScheduler::default(),
             link: LinkReceiver::new(ring),
             engine: Answering::default(),
             now: Duration::ZERO,
@@ -244,7 +244,7 @@ fn an_excessively_long_frame_is_dropped_if_it_would_have_to_wait() {
 fn a_long_frame_counts_one_and_one_more_for_each_8_kib() {
     for (bytes, work) in [(2_920, 1), (8_191, 1), (8_192, 2), (LONG_MAX as usize, 8)] {
         let bytes = vec![0; bytes];
-        let mut counted = Counted { out: &mut Nowhere, work: 0 };
+        let mut counted = WorkCounter { out: &mut Nowhere, work: 0 };
         let payload = &[IoSlice::new(&bytes)];
         counted.send_long(&Long { headers: &[], tcp_at: 34, is_ipv4: true, payload, segment: 1_460 });
         assert_eq!(counted.work, work, "{} bytes", bytes.len());

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use metadata_common::mac::Mac;
 
-use super::{Action, Admit, EventReason, GRACE, MAX_VANISHED, NIC_KEPT, ServingState, VmiEvent};
+use super::{Action, AdmitRecord, EventReason, GRACE, MAX_VANISHED, NIC_KEPT, ServingState, VmiEvent};
 use crate::kubevirt::Vmi;
 use crate::kubevirt::translate::{TranslationOutcome, VmiProblem};
 use crate::pods::{Pod, PodNic, PodUid};
@@ -173,7 +173,7 @@ impl VmiInstance {
         &mut self,
         outcome: TranslationOutcome,
         former: &[VmiProblem],
-        admit: &Admit,
+        admit: &AdmitRecord,
     ) -> TranslationOutcome {
         let TranslationOutcome::Record(record) = outcome else { return outcome };
         let Err(no_room) = admit(&self.key, &record) else { return TranslationOutcome::Record(record) };

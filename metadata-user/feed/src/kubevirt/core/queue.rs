@@ -128,7 +128,7 @@ impl TranslationQueue {
 // A translation, away from the core: the caller runs it on a thread that may take long.
 
 /// A VMI to translate in some of its pods.
-pub struct Job {
+pub struct TranslationJob {
     pub(super) key: String,
     pub(super) tenant: Tenant,
     pub(super) vmi: Arc<Vmi>,
@@ -138,7 +138,7 @@ pub struct Job {
     pub(super) limits: Arc<RecordLimits>,
 }
 
-/// The result of a [`Job`], for [`Core::translated`](super::Core::translated).
+/// The result of a [`TranslationJob`], for [`Core::translated`](super::Core::translated).
 pub struct JobResult {
     pub(super) key: String,
     pub(super) vmi: Arc<Vmi>,
@@ -146,7 +146,7 @@ pub struct JobResult {
     pub(super) took: Duration,
 }
 
-impl Job {
+impl TranslationJob {
     /// Reads the volumes and makes the records. Blocks while it reads files.
     #[must_use]
     pub fn run(self) -> JobResult {

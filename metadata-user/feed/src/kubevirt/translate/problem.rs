@@ -1,7 +1,7 @@
 //! The reasons why a VM, or a part of it, is not served.
 
 use super::PublicKeyError;
-use crate::room::NoRoom;
+use crate::room::MemoryExhausted;
 
 /// Most problems of a VM that are named; the author of a VMI chooses how many it has.
 pub const MAX_PROBLEMS: usize = 16;
@@ -187,7 +187,7 @@ pub enum VmiProblem {
     Owner,
     /// The record exceeds the memory for records.
     #[error("{0}")]
-    Room(NoRoom),
+    Room(MemoryExhausted),
     /// The record parser refuses the result.
     #[error("{0}")]
     Record(String),

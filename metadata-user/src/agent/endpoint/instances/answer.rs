@@ -7,12 +7,12 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-use super::super::{Busy, JSON};
+use super::super::{ControlLoopBusy, JSON};
 use super::WAITS;
-use crate::agent::node::{Clash, name_of};
+use crate::agent::node::{RegistrationConflict, name_of};
 use metadata_control::instances::{ApiProblem, Instance};
 use metadata_feed::registry::RecordId;
-use metadata_state::save_queue::Unsaved;
+use metadata_state::save_queue::UnsavedFiles;
 
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 /// The prefix of problem types.
@@ -99,30 +99,30 @@ pub(super) fn precondition(detail: String) -> ApiProblem {
     problem(StatusCode::PRECONDITION_FAILED, "precondition", "The condition does not hold", detail)
 }
 
-pub(super) fn clash(id: &RecordId, clash: Clash) -> ApiProblem {
+pub(super) fn clash(id: &RecordId, clash: RegistrationConflict) -> ApiProblem {
     let (by, detail) = match clash {
-        Clash::Taken { identity, by } => {
+        RegistrationConflict::Taken { identity, by } => {
             let detail = format!(
                 "{} on port {} belongs to {by}; give the NIC another MAC or port, or remove {by} first",
                 identity.mac, identity.port
             );
             (by, detail)
         }
-        Clash::SameVm { by } => {
+        RegistrationConflict::SameVm { by } => {
             let detail = format!(
                 "the VM of {id} is registered as {by}; remove {by} first, or give the VM a vm.uuid or vm.owner of its own"
             );
             (by, detail)
         }
-        Clash::Full { most } => {
+        RegistrationConflict::Full { most } => {
             let detail = format!("expected at most {most} instances, found one more; remove some first");
             return problem(StatusCode::INSUFFICIENT_STORAGE, "full", "No room for another instance", detail);
         }
-        Clash::Memory(no_room) => {
+        RegistrationConflict::Memory(no_room) => {
             let detail = format!("{id}: {no_room}");
             return problem(StatusCode::INSUFFICIENT_STORAGE, "full", "No memory for the record", detail);
         }
-        Clash::Unplaced => {
+        RegistrationConflict::Unplaced => {
             return record(
                 "expected a NIC with a port to wait for, found none; name it in network.nics[].port, or omit \
                  `wait`"
@@ -168,15 +168,15 @@ pub(super) fn not_kept(error: &io::Error) -> ApiProblem {
     problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be stored", detail)
 }
 
-pub(super) fn still_on_disk(unsaved: &Unsaved) -> ApiProblem {
+pub(super) fn still_on_disk(unsaved: &UnsavedFiles) -> ApiProblem {
     let detail = format!(
         "removed, and the guest no longer gets it, but the disk still has it, which the agent tries again: {unsaved}"
     );
     problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be stored", detail)
 }
 
-impl From<Busy> for ApiProblem {
-    fn from(_: Busy) -> Self {
+impl From<ControlLoopBusy> for ApiProblem {
+    fn from(_: ControlLoopBusy) -> Self {
         busy()
     }
 }

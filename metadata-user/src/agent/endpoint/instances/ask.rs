@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::answer::{bad_request, forbidden};
 use super::{GUEST_DATA, PREFIX, WAIT, WAIT_MOST};
-use crate::agent::node::{Clash, ClearedData, Node, Tagged};
+use crate::agent::node::{ClearedData, Node, RegistrationConflict, TaggedRecord};
 use metadata_base::time::span;
 use metadata_content::record::Record;
 use metadata_content::source::RecordSource;
@@ -19,7 +19,7 @@ use metadata_control::instances::{ApiProblem, Instance, NAME_MAX, Page, is_name}
 use metadata_feed::registry::RecordId;
 
 /// A request to the control loop about instances, with the channel for the answer.
-pub(crate) enum Ask {
+pub(crate) enum InstanceRequest {
     /// The instances after a name, of one source or of all.
     List {
         /// The source.
@@ -59,7 +59,7 @@ pub(crate) enum Ask {
         /// The name of the record.
         id: RecordId,
         /// The record.
-        tagged: Tagged,
+        tagged: TaggedRecord,
         /// The instance.
         reply: oneshot::Sender<Instance>,
     },
@@ -94,10 +94,10 @@ pub(crate) struct CheckedRegistration {
     /// The owner of the registered record.
     pub owner: Option<String>,
     /// The reason why another record may not replace it.
-    pub admitted: Result<(), Clash>,
+    pub admitted: Result<(), RegistrationConflict>,
 }
 
-impl fmt::Debug for Ask {
+impl fmt::Debug for InstanceRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::List { .. } => "List",
@@ -112,7 +112,7 @@ impl fmt::Debug for Ask {
     }
 }
 
-impl Ask {
+impl InstanceRequest {
     /// Answers from the node. Returns true if records have changed. The answer is dropped if the client has
     /// disconnected.
     pub(crate) fn answer(self, node: &mut Node) -> bool {

@@ -37,7 +37,7 @@ const SHOWN: [&str; 13] = [
 
 /// A valid record, and its complete JSON.
 #[derive(Debug)]
-pub(super) struct Good {
+pub(super) struct ValidRecord {
     pub(super) record: Arc<Record>,
     pub(super) json: String,
 }
@@ -48,7 +48,7 @@ pub(super) async fn read(
     body: Body,
     limits: &RecordLimits,
     peer: Peer,
-) -> Result<Good, ApiProblem> {
+) -> Result<ValidRecord, ApiProblem> {
     let is_json = is_json(head)?;
     let bytes = to_bytes(body, BODY_MAX).await.map_err(|error| {
         let error: &dyn std::error::Error = &error;
@@ -73,7 +73,12 @@ fn is_json(head: &HeaderMap) -> Result<Option<bool>, ApiProblem> {
     }
 }
 
-fn parse(bytes: &[u8], is_json: Option<bool>, limits: &RecordLimits, peer: Peer) -> Result<Good, ApiProblem> {
+fn parse(
+    bytes: &[u8],
+    is_json: Option<bool>,
+    limits: &RecordLimits,
+    peer: Peer,
+) -> Result<ValidRecord, ApiProblem> {
     let text = std::str::from_utf8(bytes).map_err(|_| bad_request("text in UTF-8", "other bytes"))?;
     let json = is_json.unwrap_or_else(|| text.trim_start().starts_with('{'));
     let (record, _) =
@@ -100,7 +105,7 @@ fn parse(bytes: &[u8], is_json: Option<bool>, limits: &RecordLimits, peer: Peer)
         ));
     }
     let json = record.to_json().map_err(|error| not_kept(&error.into()))?;
-    Ok(Good { record: record.into(), json })
+    Ok(ValidRecord { record: record.into(), json })
 }
 
 /// True if the text is a mapping, though not a valid record.

@@ -14,10 +14,10 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::super::listen::{self, CONNECTIONS, LIFE};
 use super::super::{ControlRequest, Routers};
-use super::{Ask, BODY_MAX, CheckedRegistration, OPENAPI, Registrar, WAITS, routes};
+use super::{BODY_MAX, CheckedRegistration, InstanceRequest, OPENAPI, Registrar, WAITS, routes};
 use crate::agent::Health;
-use crate::agent::node::{Clash, ClearedData, Tagged};
-use crate::agent::shelf::Shelf;
+use crate::agent::node::{ClearedData, RegistrationConflict, TaggedRecord};
+use crate::agent::shelf::RegistrationStore;
 use crate::agent::slots::IdentityName;
 use crate::config::Config;
 use metadata_base::port::PortName;
@@ -26,7 +26,7 @@ use metadata_content::source::RecordSource;
 use metadata_control::instances::{Instance, InstancePort, NAME_MAX, Page};
 use metadata_control::status::{GuestState, InstanceState};
 use metadata_feed::registry::RecordId;
-use metadata_feed::room::NoRoom;
+use metadata_feed::room::MemoryExhausted;
 use metadata_state::save_queue::{SaveQueue, StateFile};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -34,20 +34,20 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The state of the control loop.
 #[derive(Default)]
 struct Book {
-    registered: BTreeMap<RecordId, Tagged>,
+    registered: BTreeMap<RecordId, TaggedRecord>,
     /// The result of the next check.
-    clash: Option<Clash>,
+    clash: Option<RegistrationConflict>,
     /// All ports are attached.
     attached: bool,
     /// Requests that wait until all ports are attached.
-    waiting: Vec<Ask>,
+    waiting: Vec<InstanceRequest>,
     /// Writes what guests wrote.
     saves: SaveQueue,
 }
 
 impl Book {
     fn instance(&self, id: &RecordId) -> Option<Instance> {
-        let Tagged { etag, .. } = self.registered.get(id)?;
+        let TaggedRecord { etag, .. } = self.registered.get(id)?;
         let (state, bound) = match self.attached {
             true => (InstanceState::Served, GuestState::Served),
             false => (InstanceState::Waiting, GuestState::Unbound),
@@ -75,18 +75,20 @@ impl Book {
         })
     }
 
-    fn answer(&mut self, ask: Ask) {
+    fn answer(&mut self, ask: InstanceRequest) {
         match ask {
-            Ask::List { reply, .. } => {
+            InstanceRequest::List { reply, .. } => {
                 let instances = self.registered.keys().filter_map(|id| self.instance(id)).collect();
                 reply.send(Page { instances, next: None }).unwrap_or_default();
             }
-            Ask::Look { id, reply } => {
+            InstanceRequest::Look { id, reply } => {
                 let record = self.registered.get(&id).map(|tagged| Arc::clone(&tagged.record));
                 _ = reply.send(self.instance(&id).map(|instance| (instance, record)));
             }
-            Ask::Tag { id, reply } => _ = reply.send(self.registered.get(&id).map(|t| Arc::clone(&t.etag))),
-            Ask::Check { id, reply, .. } => {
+            InstanceRequest::Tag { id, reply } => {
+                _ = reply.send(self.registered.get(&id).map(|t| Arc::clone(&t.etag)))
+            }
+            InstanceRequest::Check { id, reply, .. } => {
                 let tag = self.registered.get(&id).map(|tagged| Arc::clone(&tagged.etag));
                 _ = reply.send(CheckedRegistration {
                     tag,
@@ -94,16 +96,17 @@ impl Book {
                     admitted: self.clash.take().map_or(Ok(()), Err),
                 });
             }
-            Ask::Put { id, tagged, reply } => {
+            InstanceRequest::Put { id, tagged, reply } => {
                 self.registered.insert(id.clone(), tagged);
                 _ = reply.send(self.instance(&id).expect("it was just put in"));
             }
-            Ask::Remove { id, reply } => {
+            InstanceRequest::Remove { id, reply } => {
                 self.registered.remove(&id);
-                self.waiting.retain(|ask| !matches!(ask, Ask::Wait { id: waits, .. } if *waits == id));
+                self.waiting
+                    .retain(|ask| !matches!(ask, InstanceRequest::Wait { id: waits, .. } if *waits == id));
                 reply.send(()).unwrap_or_default();
             }
-            Ask::Clear { id, reply } => {
+            InstanceRequest::Clear { id, reply } => {
                 let cleared = self.registered.get(&id).map(|tagged| ClearedData {
                     vm: tagged.record.owner(),
                     found: true,
@@ -111,10 +114,10 @@ impl Book {
                 });
                 _ = reply.send(cleared);
             }
-            Ask::Wait { id, reply } if self.attached => {
+            InstanceRequest::Wait { id, reply } if self.attached => {
                 _ = reply.send(self.instance(&id).expect("it is there"))
             }
-            wait @ Ask::Wait { .. } => self.waiting.push(wait),
+            wait @ InstanceRequest::Wait { .. } => self.waiting.push(wait),
         }
     }
 
@@ -159,7 +162,7 @@ impl Bench {
     }
 
     fn kept(&self) -> Vec<RecordId> {
-        let records = Shelf::below(Some(self.room.path())).read(&RecordLimits::DEFAULT);
+        let records = RegistrationStore::below(Some(self.room.path())).read(&RecordLimits::DEFAULT);
         records.into_iter().map(|(id, _)| id).collect()
     }
 
@@ -282,13 +285,14 @@ async fn a_conflict_is_reported_and_nothing_changes() {
     let by = RecordId::new(RecordSource::File, "web.yaml");
     let identity = IdentityName { port: PortName::local("tap0"), mac: Default::default() };
     let tenant = metadata_base::share::Tenant::Operator;
-    let no_room = NoRoom { wants: 3 << 20, used: 0, limit: 1 << 20, tenant, held: 0, share: 1 << 20 };
+    let no_room =
+        MemoryExhausted { wants: 3 << 20, used: 0, limit: 1 << 20, tenant, held: 0, share: 1 << 20 };
     for (clash, status, said) in [
-        (Clash::Taken { identity, by: by.clone() }, 409, "on port tap0 belongs to web.yaml"),
-        (Clash::SameVm { by }, 409, "registered as web.yaml"),
-        (Clash::Full { most: 2 }, 507, "at most 2 instances"),
-        (Clash::Memory(no_room), 507, "web: it would take 3 MiB"),
-        (Clash::Unplaced, 422, "network.nics[].port"),
+        (RegistrationConflict::Taken { identity, by: by.clone() }, 409, "on port tap0 belongs to web.yaml"),
+        (RegistrationConflict::SameVm { by }, 409, "registered as web.yaml"),
+        (RegistrationConflict::Full { most: 2 }, 507, "at most 2 instances"),
+        (RegistrationConflict::Memory(no_room), 507, "web: it would take 3 MiB"),
+        (RegistrationConflict::Unplaced, 422, "network.nics[].port"),
     ] {
         let bench = Bench::new();
         let named = if status == 409 { json!({"source": "file", "name": "web.yaml"}) } else { Value::Null };
@@ -340,7 +344,12 @@ async fn a_wait_that_is_too_long_is_an_error_and_the_record_stays() {
     let waits = tokio::spawn(async move {
         ask(&gone, "PUT", "/v1/instances/web?wait=attached&timeout=15s", &[], &record(1)).await
     });
-    while bench.book().waiting.iter().all(|ask| matches!(ask, Ask::Wait { reply, .. } if reply.is_closed())) {
+    while bench
+        .book()
+        .waiting
+        .iter()
+        .all(|ask| matches!(ask, InstanceRequest::Wait { reply, .. } if reply.is_closed()))
+    {
         tokio::task::yield_now().await;
     }
     assert_eq!(bench.ask("DELETE", "/v1/instances/web", &[], "").await.status, 204);
@@ -458,8 +467,8 @@ async fn answers_match_the_openapi_document() {
         ("PUT", web, "", "X: y", &good, None, 200),
         ("PUT", web, wait, "X: y", &two, None, 504),
         ("PUT", web, "", "If-Match: \"0\"", &good, None, 412),
-        ("PUT", web, "", "X: y", &good, Some(Clash::SameVm { by }), 409),
-        ("PUT", web, "", "X: y", &good, Some(Clash::Full { most: 1 }), 507),
+        ("PUT", web, "", "X: y", &good, Some(RegistrationConflict::SameVm { by }), 409),
+        ("PUT", web, "", "X: y", &good, Some(RegistrationConflict::Full { most: 1 }), 507),
         ("PUT", web, "", "X: y", "{}", None, 422),
         ("PUT", web, "", "Content-Type: a/b", &good, None, 415),
         ("PUT", web, "?wait=x", "X: y", &good, None, 400),

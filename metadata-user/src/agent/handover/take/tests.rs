@@ -3,9 +3,9 @@
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixListener;
 
-use super::{FromNext, FromPrevious, OLDEST, PreviousEvent, Takeover, VERSION};
+use super::{NextAgentMessage, OLDEST, PreviousAgentMessage, PreviousEvent, Takeover, VERSION};
 use crate::agent::handover::SOCKET;
-use crate::agent::handover::wire::{PassedAnswer, PassedQuestion};
+use crate::agent::handover::wire::{WireAnswer, WireRequest};
 use metadata_base::connection::Connection;
 use metadata_content::http::{Method, Response, StatusCode};
 use metadata_serve::HandedRequest;
@@ -27,29 +27,30 @@ fn question() -> HandedRequest {
     }
 }
 
-fn answer() -> PassedAnswer {
+fn answer() -> WireAnswer {
     let response =
         Response::new(StatusCode(201), Some("x/y"), &[("ETag", "1")], "body").within(1).and_close();
-    PassedAnswer::new(&question(), Some(&response))
+    WireAnswer::new(&question(), Some(&response))
 }
 
 /// Every message of a takeover, as this release sends it. The name of a release is not part of the format.
 fn conversation() -> String {
     let release = || "0.1.0".to_owned();
     let json = |message: Result<String, serde_json::Error>| message.expect("JSON");
-    let next = |message: &FromNext| format!("{NEXT}{}\n", json(serde_json::to_string(message)));
-    let previous = |message: &FromPrevious| format!("{PREVIOUS}{}\n", json(serde_json::to_string(message)));
+    let next = |message: &NextAgentMessage| format!("{NEXT}{}\n", json(serde_json::to_string(message)));
+    let previous =
+        |message: &PreviousAgentMessage| format!("{PREVIOUS}{}\n", json(serde_json::to_string(message)));
     [
-        next(&FromNext::Hello { oldest: OLDEST, newest: VERSION, release: release() }),
-        previous(&FromPrevious::Welcome { version: VERSION, side: 1, release: release() }),
-        next(&FromNext::Drain),
-        previous(&FromPrevious::Draining { connections: 2 }),
-        next(&FromNext::Take),
-        previous(&FromPrevious::Yours),
-        next(&FromNext::Serving),
-        previous(&FromPrevious::Ask(PassedQuestion::from(&question()))),
-        next(&FromNext::Answer(answer())),
-        previous(&FromPrevious::Done { cut: 0 }),
+        next(&NextAgentMessage::Hello { oldest: OLDEST, newest: VERSION, release: release() }),
+        previous(&PreviousAgentMessage::Welcome { version: VERSION, side: 1, release: release() }),
+        next(&NextAgentMessage::Drain),
+        previous(&PreviousAgentMessage::Draining { connections: 2 }),
+        next(&NextAgentMessage::Take),
+        previous(&PreviousAgentMessage::Yours),
+        next(&NextAgentMessage::Serving),
+        previous(&PreviousAgentMessage::Ask(WireRequest::from(&question()))),
+        next(&NextAgentMessage::Answer(answer())),
+        previous(&PreviousAgentMessage::Done { cut: 0 }),
     ]
     .concat()
 }
@@ -64,9 +65,9 @@ async fn play(listener: UnixListener, sample: String) {
             write.write_all(format!("{message}\n").as_bytes()).await.expect("sent");
         } else {
             let line = line.strip_prefix(NEXT).expect("a line of either agent");
-            let expected: FromNext = serde_json::from_str(line).expect("a message");
+            let expected: NextAgentMessage = serde_json::from_str(line).expect("a message");
             let found = received.next_line().await.expect("a line").expect("not the end");
-            let found: FromNext = serde_json::from_str(&found).expect("a message");
+            let found: NextAgentMessage = serde_json::from_str(&found).expect("a message");
             let kind = std::mem::discriminant;
             assert_eq!(kind(&found), kind(&expected), "{found:?}");
         }
@@ -84,10 +85,10 @@ async fn formats_of_a_handover_by_every_release_are_understood() {
         assert_eq!(taking.side(), 0, "{}", sample.release);
         assert!(taking.request_drain().await.is_ok(), "{}", sample.release);
         assert!(taking.request_promise().await.expect("a promise"), "{}", sample.release);
-        taking.wire.send(&FromNext::Serving).await.expect("sent");
+        taking.wire.send(&NextAgentMessage::Serving).await.expect("sent");
         let PreviousEvent::Question(asked) = taking.recv().await else { panic!("no question") };
         assert_eq!(asked, question(), "{}", sample.release);
-        taking.wire.send(&FromNext::Answer(answer())).await.expect("sent");
+        taking.wire.send(&NextAgentMessage::Answer(answer())).await.expect("sent");
         assert!(matches!(taking.recv().await, PreviousEvent::Done), "{}", sample.release);
         previous.await.expect("the previous agent received each message");
     }

@@ -7,16 +7,16 @@ use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::{MAX_RECORDS, RecordId};
-use metadata_feed::room::NoRoom;
+use metadata_feed::room::MemoryExhausted;
 
-use super::{Catalogue, Touched};
-use crate::agent::shelf::Shelf;
+use super::{RecordCatalogue, TouchedPorts};
+use crate::agent::shelf::RegistrationStore;
 use crate::agent::slots::IdentityName;
 
 /// Where registered records are stored, and how many there may be.
 #[derive(Debug)]
-pub(crate) struct Shelving {
-    pub(crate) shelf: Shelf,
+pub(crate) struct RegistrationConfig {
+    pub(crate) shelf: RegistrationStore,
     pub(crate) limits: RecordLimits,
     /// Maximum number of records of each source.
     pub(crate) most: usize,
@@ -24,22 +24,25 @@ pub(crate) struct Shelving {
 
 /// The registered records' storage and entity tags.
 #[derive(Debug)]
-pub(super) struct Registered {
-    shelving: Shelving,
+pub(super) struct RegisteredRecords {
+    shelving: RegistrationConfig,
     etags: BTreeMap<RecordId, Arc<str>>,
 }
 
-impl Default for Registered {
+impl Default for RegisteredRecords {
     fn default() -> Self {
-        let shelving =
-            Shelving { shelf: Shelf::below(None), limits: RecordLimits::DEFAULT, most: MAX_RECORDS };
+        let shelving = RegistrationConfig {
+            shelf: RegistrationStore::below(None),
+            limits: RecordLimits::DEFAULT,
+            most: MAX_RECORDS,
+        };
         Self { shelving, etags: BTreeMap::new() }
     }
 }
 
 /// A record and its entity tag.
 #[derive(Clone, Debug)]
-pub(crate) struct Tagged {
+pub(crate) struct TaggedRecord {
     /// The record.
     pub record: Arc<Record>,
     /// A hash of the record's content, quoted as HTTP writes it.
@@ -48,7 +51,7 @@ pub(crate) struct Tagged {
 
 /// Why a record cannot be registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Clash {
+pub(crate) enum RegistrationConflict {
     /// Another VM's record claims the same MAC on the same port.
     Taken {
         /// The MAC and the port.
@@ -67,15 +70,15 @@ pub(crate) enum Clash {
         most: usize,
     },
     /// The memory for records is used up.
-    Memory(NoRoom),
+    Memory(MemoryExhausted),
     /// No NIC of the record has a port, so the client would wait for ever.
     Unplaced,
 }
 
-impl Catalogue {
+impl RecordCatalogue {
     /// Sets where registered records are stored, and reads those stored there.
-    pub(crate) fn set_shelf(&mut self, shelving: Shelving) -> Touched {
-        self.registered = Registered { shelving, ..Registered::default() };
+    pub(crate) fn set_shelf(&mut self, shelving: RegistrationConfig) -> TouchedPorts {
+        self.registered = RegisteredRecords { shelving, ..RegisteredRecords::default() };
         self.read_registered()
     }
 
@@ -85,20 +88,20 @@ impl Catalogue {
     }
 
     /// Reads token keys, mailboxes and registered records again after the previous agent has saved them.
-    pub(crate) fn reload_state(&mut self) -> Touched {
+    pub(crate) fn reload_state(&mut self) -> TouchedPorts {
         self.state.reload();
         self.read_registered()
     }
 
-    fn read_registered(&mut self) -> Touched {
+    fn read_registered(&mut self) -> TouchedPorts {
         let sources = RecordSource::ALL.into_iter().filter(|source| source.is_kept());
         sources.clone().for_each(|source| self.registry.begin(source));
         self.registered.etags.clear();
         let stored = self.registered.shelving.shelf.read(&self.registered.shelving.limits);
-        let mut touched = Touched::default();
+        let mut touched = TouchedPorts::default();
         for (id, record) in stored.into_iter().filter(|(id, _)| id.source.is_kept()) {
             match etag(&record) {
-                Ok(etag) => touched.merge(self.register(&id, Tagged { record: record.into(), etag })),
+                Ok(etag) => touched.merge(self.register(&id, TaggedRecord { record: record.into(), etag })),
                 Err(error) => tracing::warn!(record = %id, "not served: {error}"),
             }
         }
@@ -122,35 +125,40 @@ impl Catalogue {
     /// Checks whether a record may be registered under a name. With `waits`, the client will wait for its ports.
     ///
     /// # Errors
-    /// [`Clash`]: the reason why it may not.
-    pub(crate) fn check_admission(&self, id: &RecordId, record: &Record, waits: bool) -> Result<(), Clash> {
+    /// [`RegistrationConflict`]: the reason why it may not.
+    pub(crate) fn check_admission(
+        &self,
+        id: &RecordId,
+        record: &Record,
+        waits: bool,
+    ) -> Result<(), RegistrationConflict> {
         let vm = record.owner();
         let same = self.registry.of_vm(&vm).find(|other| other.source == id.source && *other != id);
         if let Some(by) = same {
-            return Err(Clash::SameVm { by: by.clone() });
+            return Err(RegistrationConflict::SameVm { by: by.clone() });
         }
         let places = self.plan.places(record);
         if waits && places.is_empty() {
-            return Err(Clash::Unplaced);
+            return Err(RegistrationConflict::Unplaced);
         }
         for identity in places {
             let holder = self.plan.holder(&identity).filter(|holder| *holder != id);
             let other =
                 holder.filter(|holder| self.record(holder).is_some_and(|r| r.owner_text() != vm.as_str()));
             if let Some(by) = other.cloned() {
-                return Err(Clash::Taken { identity, by });
+                return Err(RegistrationConflict::Taken { identity, by });
             }
         }
         let most = self.registered.shelving.most;
         if self.registry.record(id).is_none() && self.registry.count(id.source) >= most {
-            return Err(Clash::Full { most });
+            return Err(RegistrationConflict::Full { most });
         }
-        self.room.fits(id, record).map_err(Clash::Memory)
+        self.room.fits(id, record).map_err(RegistrationConflict::Memory)
     }
 
     /// Registers a record, and replaces the record of that name.
-    pub(crate) fn register(&mut self, id: &RecordId, tagged: Tagged) -> Touched {
-        let Tagged { record, etag } = tagged;
+    pub(crate) fn register(&mut self, id: &RecordId, tagged: TaggedRecord) -> TouchedPorts {
+        let TaggedRecord { record, etag } = tagged;
         self.registered.etags.insert(id.clone(), etag);
         let touched = self.on_event(id.source, FeedEvent::Upsert { key: id.key.as_ref().into(), record });
         self.log_new_conflicts();
@@ -158,7 +166,7 @@ impl Catalogue {
     }
 
     /// Removes the record that is registered under a name.
-    pub(crate) fn unregister(&mut self, id: &RecordId) -> Touched {
+    pub(crate) fn unregister(&mut self, id: &RecordId) -> TouchedPorts {
         self.registered.etags.remove(id);
         let touched = self.on_event(id.source, FeedEvent::Remove { key: id.key.as_ref().into() });
         self.log_new_conflicts();
@@ -166,7 +174,7 @@ impl Catalogue {
     }
 }
 
-impl Touched {
+impl TouchedPorts {
     fn merge(&mut self, mut other: Self) {
         self.named.append(&mut other.named);
         self.others.append(&mut other.others);

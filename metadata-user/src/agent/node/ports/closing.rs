@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 
 use metadata_base::port::PortName;
 use metadata_common::maps::MAX_PORTS;
-use metadata_steer::{DeviceLookup, Guarded, SteerError, is_hub_tap};
+use metadata_steer::{ClosedTaps, DeviceLookup, SteerError, is_hub_tap};
 use tracing::{debug, info, warn};
 
 use super::NodePorts;
-use super::troubles::Troubles;
+use super::troubles::PortProblems;
 use crate::agent::plan::Plan;
 
 /// Most closed taps of a namespace other than the agent's own, such as a pod's. Whoever makes more taps there leaves
@@ -23,7 +23,7 @@ pub(super) const CLOSED_MOST: usize = 64;
 /// Which taps are guarded, and which are closed.
 #[derive(Debug, Default)]
 pub(crate) struct TapGuard {
-    guarded: Guarded,
+    guarded: ClosedTaps,
     /// Prefix of the devices of the agent's own hubs.
     hub: String,
     /// Closed ports. Together with all other ports they are at most [`MAX_PORTS`].
@@ -33,13 +33,13 @@ pub(crate) struct TapGuard {
 impl TapGuard {
     /// Guards taps without a record, except those of hubs with this prefix.
     #[must_use]
-    pub(crate) fn new(guarded: Guarded, hub: &str) -> Self {
+    pub(crate) fn new(guarded: ClosedTaps, hub: &str) -> Self {
         Self { guarded, hub: hub.into(), closed: BTreeSet::new() }
     }
 
     /// True if a tap of this name must be closed while the plan does not want it.
     pub(super) fn guards(&self, port: &PortName, plan: &Plan) -> bool {
-        self.guarded == Guarded::All
+        self.guarded == ClosedTaps::All
             && (port.netns.is_none() || plan.namespaces().any(|netns| *netns == port.netns))
             && !is_hub_tap(&self.hub, &port.ifname)
     }
@@ -83,7 +83,7 @@ impl NodePorts {
 
     /// The taps of a namespace that should be closed and are not.
     fn open_taps(&self, netns: Option<&str>, plan: &Plan) -> Vec<PortName> {
-        if self.guard.guarded == Guarded::None {
+        if self.guard.guarded == ClosedTaps::None {
             return Vec::new();
         }
         let taps = self.steering.taps(netns).unwrap_or_else(|error| {
@@ -139,7 +139,7 @@ impl NodePorts {
             && !self.guard.closed.contains(port)
             && !self.steering.is_attached(port)
             && self.guard.closed_in(netns).count() >= CLOSED_MOST;
-        let is_first = |troubles: &Troubles| {
+        let is_first = |troubles: &PortProblems| {
             let mut others = troubles.unsettled().filter(|other| other.netns == port.netns);
             others.all(|other| plan.wants(other))
         };

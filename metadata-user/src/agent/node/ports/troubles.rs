@@ -5,18 +5,18 @@ use metadata_base::share::{FairShare, ShareError, Tenant};
 use metadata_common::maps::MAX_PORTS;
 use metadata_control::status::{GuestState, PortState};
 use metadata_datapath::stack::SlotStats;
-use metadata_steer::{By, Way};
+use metadata_steer::{AnswerPath, SteeringProgram};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use super::NodePorts;
-use crate::agent::node::answers::Serves;
+use crate::agent::node::answers::SlotContent;
 use crate::agent::slots::IdentityName;
 
 /// Ports that wait for another attempt, and the last reason that was logged for each port.
 #[derive(Debug, Default)]
-pub(super) struct Troubles {
+pub(super) struct PortProblems {
     unsettled: BTreeSet<PortName>,
     reasons: HashMap<PortName, String>,
     /// Ports without an interface that no summary has counted yet, by reason: the first [`NAMED`], and how many there
@@ -27,7 +27,7 @@ pub(super) struct Troubles {
 /// Ports that a summary of the log names.
 const NAMED: usize = 4;
 
-impl Troubles {
+impl PortProblems {
     /// Schedules another attempt. Logs the reason if it differs from the last one.
     pub(super) fn report(&mut self, port: &PortName, reason: &str) {
         if self.note(port, reason) {
@@ -35,16 +35,16 @@ impl Troubles {
         }
     }
 
-    /// Like [`Troubles::report`], for what passes by itself in the course of things: a VM's record precedes its tap,
-    /// and a takeover delays new ports.
+    /// Like [`PortProblems::report`], for what passes by itself in the course of things: a VM's record precedes its
+    /// tap, and a takeover delays new ports.
     pub(super) fn wait(&mut self, port: &PortName, reason: &str) {
         if self.note(port, reason) {
             info!("port {port}: {reason}");
         }
     }
 
-    /// Like [`Troubles::wait`] for a port whose interface does not exist. The next [`Troubles::log_absent`] logs it
-    /// with all others: a node may have thousands of VMs that are off.
+    /// Like [`PortProblems::wait`] for a port whose interface does not exist. The next [`PortProblems::log_absent`]
+    /// logs it with all others: a node may have thousands of VMs that are off.
     pub(super) fn wait_for_device(&mut self, port: &PortName, reason: &'static str) {
         if self.note(port, reason) {
             let (named, count) = self.absent.entry(reason).or_default();
@@ -142,7 +142,7 @@ impl NodePorts {
             Some(reason @ (ABSENT | NO_NAMESPACE)) => (PortState::Waiting, Some(reason)),
             Some(reason) => (PortState::Error, Some(reason)),
             None if self.steering.is_attached(port) => {
-                let by_classifier = self.steering.way_to(port) == Way::Classifier;
+                let by_classifier = self.steering.way_to(port) == AnswerPath::Classifier;
                 (PortState::Attached, by_classifier.then_some(BY_CLASSIFIER))
             }
             None => (PortState::Waiting, Some("not settled yet")),
@@ -153,7 +153,7 @@ impl NodePorts {
     #[must_use]
     pub(crate) fn program_of(&self, port: &PortName) -> Option<String> {
         let by = self.steering.steered_by(port)?;
-        Some(if by == By::Xdp { "xdp" } else { "tcx" }.into())
+        Some(if by == SteeringProgram::Xdp { "xdp" } else { "tcx" }.into())
     }
 
     /// What an identity's requests get.
@@ -164,12 +164,12 @@ impl NodePorts {
 
     /// Like `guest_state`, for a caller that has already looked up what the guest's slot serves.
     #[must_use]
-    pub(crate) fn state_when(&self, port: &PortName, serves: Option<&Serves>) -> GuestState {
+    pub(crate) fn state_when(&self, port: &PortName, serves: Option<&SlotContent>) -> GuestState {
         match serves {
-            Some(_) if self.steering.way_to(port) == Way::None => GuestState::Unreachable,
-            Some(Serves::Responses(_)) => GuestState::Served,
-            Some(Serves::Awaited) => GuestState::Awaited,
-            Some(Serves::Gone) => GuestState::Gone,
+            Some(_) if self.steering.way_to(port) == AnswerPath::None => GuestState::Unreachable,
+            Some(SlotContent::Responses(_)) => GuestState::Served,
+            Some(SlotContent::Awaited) => GuestState::Awaited,
+            Some(SlotContent::Gone) => GuestState::Gone,
             None => GuestState::Unbound,
         }
     }
@@ -241,12 +241,12 @@ impl PortShares {
 mod tests {
     use metadata_base::port::PortName;
 
-    use super::{MAX_PORTS, NAMED, PortShares, Tenant, Troubles};
+    use super::{MAX_PORTS, NAMED, PortProblems, PortShares, Tenant};
     use crate::logging::LogCollector;
 
     #[test]
     fn a_port_stays_unsettled_with_its_reason_until_an_attempt_reports_nothing() {
-        let (mut troubles, port) = (Troubles::default(), PortName::local("tap0"));
+        let (mut troubles, port) = (PortProblems::default(), PortName::local("tap0"));
         troubles.report(&port, "absent");
         troubles.begin(&port);
         troubles.report(&port, "absent");
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn absent_interfaces_are_one_summary_and_no_warning() {
-        let mut troubles = Troubles::default();
+        let mut troubles = PortProblems::default();
         for number in 0..2_000 {
             troubles.wait_for_device(&PortName::local(&*format!("tap{number}")), "absent");
             troubles.wait_for_device(&PortName::local(&*format!("tap{number}")), "absent");
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn taking_the_unsettled_ports_keeps_their_reasons() {
-        let (mut troubles, port) = (Troubles::default(), PortName::local("tap0"));
+        let (mut troubles, port) = (PortProblems::default(), PortName::local("tap0"));
         troubles.report(&port, "absent");
         assert_eq!(troubles.take_unsettled(), [port.clone()].into());
         assert_eq!((troubles.unsettled().count(), troubles.reason(&port)), (0, Some("absent")));

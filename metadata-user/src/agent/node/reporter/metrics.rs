@@ -5,7 +5,7 @@ use tracing::warn;
 use super::{NodeView, Reporter};
 use crate::agent::health::Health;
 use crate::metrics::{self, HubMetrics, ProcessMetrics, Snapshot};
-use metadata_control::status::About;
+use metadata_control::status::PortFilter;
 use metadata_steer::Counters;
 
 impl Reporter {
@@ -32,7 +32,7 @@ impl Reporter {
             })
             .collect();
         let (xdp, tcx) = steering.ports_by_program();
-        let status = self.status(view, About::Trouble, health);
+        let status = self.status(view, PortFilter::Trouble, health);
         let taps: Vec<_> = status.ports.counts.into_iter().collect();
         let shares = view.shares();
         let snapshot = Snapshot {

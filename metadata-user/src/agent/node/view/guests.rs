@@ -13,13 +13,13 @@ use crate::agent::node::spoken;
 use crate::agent::slots::IdentityName;
 
 /// A guest, and the channel for its worker's report on connections and requests; `None` if the guest is not bound.
-pub(crate) type AskedGuest = (GuestStatus, Option<oneshot::Receiver<SlotStats>>);
+pub(crate) type GuestReport = (GuestStatus, Option<oneshot::Receiver<SlotStats>>);
 
 impl<'a> NodeView<'a> {
     /// The guests known by a name: a port, a MAC, a VM's name, UUID or owner, or a record's name or file; those whose
     /// record is not in force come last. [`LISTED_GUESTS`] at most.
     #[must_use]
-    pub(crate) fn guests(self, name: &str) -> Vec<AskedGuest> {
+    pub(crate) fn guests(self, name: &str) -> Vec<GuestReport> {
         let known = self.called(name).map(|(who, id)| self.guest(who, id));
         let unserved = self.unserved(name).into_iter().map(|nic| (nic.guest(), None));
         known.chain(unserved).take(LISTED_GUESTS).collect()
@@ -78,7 +78,7 @@ impl<'a> NodeView<'a> {
                 && name.rsplit('/').next() == Some(&id.key)
     }
 
-    fn guest(self, who: &IdentityName, id: Option<&RecordId>) -> AskedGuest {
+    fn guest(self, who: &IdentityName, id: Option<&RecordId>) -> GuestReport {
         let record = id.and_then(|id| self.catalogue.record(id));
         let slot = self.ports.bindings().get(who).map(|(slot, _)| slot);
         let guest = GuestStatus {

@@ -6,7 +6,7 @@ use metadata_control::instances::{Instance, InstancePort, InstanceVm, Name, PAGE
 use metadata_control::status::{GuestState, PortState};
 #[cfg(feature = "kubevirt")]
 use metadata_feed::kubevirt::core::{Services, ServingState};
-use metadata_feed::registry::{RecordId, Standing};
+use metadata_feed::registry::{RecordId, RecordStanding};
 
 use super::NodeView;
 use crate::agent::node::spoken;
@@ -24,8 +24,12 @@ impl NodeView<'_> {
             name: id.key.as_ref().into(),
             source: id.source,
             state: self.instance_state(id),
-            in_force: standing == Standing::InForce,
-            shadowed_by: if let Standing::Shadowed { by } = &standing { Some(name_of(by)) } else { None },
+            in_force: standing == RecordStanding::InForce,
+            shadowed_by: if let RecordStanding::Shadowed { by } = &standing {
+                Some(name_of(by))
+            } else {
+                None
+            },
             refused: registry.refusal(id).map(str::to_owned),
             etag: self.catalogue.etag_of(id).map(|etag| etag.as_ref().into()),
             generation: record.map(|record| record.generation),
@@ -62,13 +66,13 @@ impl NodeView<'_> {
     #[cfg(feature = "kubevirt")]
     fn service(self, id: &RecordId) -> ServingState {
         match self.catalogue.registry().standing(id) {
-            Some(Standing::InForce) => {}
-            Some(Standing::Shadowed { .. }) => {
+            Some(RecordStanding::InForce) => {}
+            Some(RecordStanding::Shadowed { .. }) => {
                 return ServingState::Failed(
                     "the record of another source takes the place of this VM's".into(),
                 );
             }
-            Some(Standing::Rejected) | None => return ServingState::Waiting,
+            Some(RecordStanding::Rejected) | None => return ServingState::Waiting,
         }
         let (mut are_ready, mut mismatch) = (None, None);
         for (who, has) in self.catalogue.plan().claims(id) {

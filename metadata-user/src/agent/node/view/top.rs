@@ -7,23 +7,23 @@ use std::time::Instant;
 use metadata_common::maps::Slot;
 use metadata_content::record::Record;
 use metadata_control::status::{GuestState, LISTED_GUESTS, PortState};
-use metadata_control::top::{BootStage, QUIET_AFTER, SeenRequest, Sort, TopQuery, VmPage, VmRow};
+use metadata_control::top::{BootStage, QUIET_AFTER, SeenRequest, TopQuery, VmOrder, VmPage, VmRow};
 use metadata_datapath::stack::SlotStats;
 use metadata_feed::registry::RecordId;
-use metadata_serve::audit::follow::{FollowedGuest, FollowedRequest, Following};
+use metadata_serve::audit::follow::{FollowedGuest, FollowedGuests, FollowedRequest};
 use tokio::sync::oneshot;
 
 use super::NodeView;
-use crate::agent::node::answers::Serves;
+use crate::agent::node::answers::SlotContent;
 use crate::agent::node::spoken;
 use crate::agent::slots::IdentityName;
 
 /// A VM's page, and the channel for its worker's report on connections and requests; `None` if the VM is not bound.
-pub(crate) type AskedPage = (VmPage, Option<oneshot::Receiver<SlotStats>>);
+pub(crate) type VmReport = (VmPage, Option<oneshot::Receiver<SlotStats>>);
 
 /// The listed VMs, and counts of all.
 #[derive(Debug, Default)]
-pub(crate) struct Listed {
+pub(crate) struct VmListing {
     pub(crate) stages: BTreeMap<BootStage, u64>,
     pub(crate) vms: Vec<VmRow>,
     pub(crate) matching: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Listed {
 struct Line<'a> {
     who: &'a IdentityName,
     id: Option<&'a RecordId>,
-    bound: Option<(Slot, &'a Serves)>,
+    bound: Option<(Slot, &'a SlotContent)>,
     seen: Option<&'a FollowedGuest>,
     stage: BootStage,
     /// Its port cannot be attached, although it has an interface.
@@ -61,16 +61,16 @@ impl Line<'_> {
     }
 
     /// Its place in an order; equal ones are in the order of ports.
-    fn compare(&self, other: &Self, sort: Sort) -> Ordering {
+    fn compare(&self, other: &Self, sort: VmOrder) -> Ordering {
         let order = match sort {
-            Sort::Newest => {
+            VmOrder::Newest => {
                 let held = other.is_held().cmp(&self.is_held());
                 held.then_with(|| other.boot().cmp(&self.boot())).then(self.rank().cmp(&other.rank()))
             }
-            Sort::Requests => other.requests().cmp(&self.requests()),
-            Sort::Failed => other.failed().cmp(&self.failed()),
-            Sort::Stage => self.rank().cmp(&other.rank()),
-            Sort::Name => Ordering::Equal,
+            VmOrder::Requests => other.requests().cmp(&self.requests()),
+            VmOrder::Failed => other.failed().cmp(&self.failed()),
+            VmOrder::Stage => self.rank().cmp(&other.rank()),
+            VmOrder::Name => Ordering::Equal,
         };
         order.then_with(|| self.who.cmp(other.who))
     }
@@ -91,8 +91,8 @@ impl Line<'_> {
 
 impl<'a> NodeView<'a> {
     /// The VMs that a query asks for.
-    pub(crate) fn listed(self, query: &TopQuery, following: &'a Following, now: Instant) -> Listed {
-        let mut listed = Listed::default();
+    pub(crate) fn listed(self, query: &TopQuery, following: &'a FollowedGuests, now: Instant) -> VmListing {
+        let mut listed = VmListing::default();
         let filter = query.filter.to_lowercase();
         let mut lines = Vec::new();
         // Both are in the order of identities, so that no look-up is needed.
@@ -115,7 +115,7 @@ impl<'a> NodeView<'a> {
     /// Leaves the lines that a query lists, in its order; equal ones in the order of ports.
     fn cut(self, lines: &mut Vec<Line<'a>>, query: &TopQuery) {
         let most = query.most();
-        if query.sort == Sort::Name {
+        if query.sort == VmOrder::Name {
             // A name is looked up once for each line, and not in each comparison.
             let name = |line: &Line<'a>| self.record(line).map(|record| record.vm.name.as_str());
             lines.sort_by_cached_key(|line| (name(line), line.who));
@@ -134,7 +134,7 @@ impl<'a> NodeView<'a> {
     }
 
     /// The pages of the VMs with a name, [`LISTED_GUESTS`] at most.
-    pub(crate) fn vm_pages(self, name: &str, following: &'a Following) -> Vec<AskedPage> {
+    pub(crate) fn vm_pages(self, name: &str, following: &'a FollowedGuests) -> Vec<VmReport> {
         let now = Instant::now();
         let known = self.called(name).map(|(who, id)| self.vm_page(who, id, following, now));
         let unserved = self.unserved(name).into_iter().map(|nic| (nic.page(), None));
@@ -145,9 +145,9 @@ impl<'a> NodeView<'a> {
         self,
         who: &'a IdentityName,
         id: Option<&'a RecordId>,
-        following: &'a Following,
+        following: &'a FollowedGuests,
         now: Instant,
-    ) -> AskedPage {
+    ) -> VmReport {
         let bound = self.ports.bindings().get(who);
         let line = self.line(who, id, bound, following, now);
         let slot = bound.map(|(slot, _)| slot);
@@ -168,13 +168,13 @@ impl<'a> NodeView<'a> {
         self,
         who: &'a IdentityName,
         id: Option<&'a RecordId>,
-        bound: Option<(Slot, &'a Serves)>,
-        following: &'a Following,
+        bound: Option<(Slot, &'a SlotContent)>,
+        following: &'a FollowedGuests,
         now: Instant,
     ) -> Line<'a> {
         let serves = bound.map(|(_, serves)| serves);
         let owner = match serves {
-            Some(Serves::Responses(responses)) => Some(&*responses.vm().owner),
+            Some(SlotContent::Responses(responses)) => Some(&*responses.vm().owner),
             _ => None,
         };
         // The slot may have had another guest.
@@ -201,7 +201,7 @@ impl<'a> NodeView<'a> {
         if let Some(found) = line.seen.and_then(|seen| seen.dialect) {
             return Some(found.label().to_owned());
         }
-        let (_, Serves::Responses(responses)) = line.bound? else { return None };
+        let (_, SlotContent::Responses(responses)) = line.bound? else { return None };
         let asked: Vec<_> = responses.vm().mailbox.asked().iter().map(|dialect| dialect.as_str()).collect();
         (!asked.is_empty()).then(|| asked.join(","))
     }
@@ -275,7 +275,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use metadata_base::port::PortName;
-    use metadata_control::top::{BootStage, Sort};
+    use metadata_control::top::{BootStage, VmOrder};
     use metadata_serve::audit::follow::FollowedGuest;
 
     use super::Line;
@@ -322,7 +322,7 @@ mod tests {
                     Line { who, id: None, bound: None, seen, stage, port_error }
                 })
                 .collect();
-            lines.sort_unstable_by(|one, other| one.compare(other, Sort::Newest));
+            lines.sort_unstable_by(|one, other| one.compare(other, VmOrder::Newest));
             let first: Vec<_> = lines.iter().take(5).map(|line| (line.stage, line.boot())).collect();
             assert_eq!(
                 first,
@@ -334,7 +334,7 @@ mod tests {
                     (BootStage::Quiet, Some(after(5))),
                 ]
             );
-            lines.sort_unstable_by(|one, other| one.compare(other, Sort::Stage));
+            lines.sort_unstable_by(|one, other| one.compare(other, VmOrder::Stage));
             let mut stages: Vec<_> = lines.iter().map(|line| line.stage).collect();
             stages.dedup();
             assert_eq!(

@@ -30,7 +30,7 @@ pub(crate) struct TraceTarget {
 
 /// A trace that has begun.
 #[derive(Debug)]
-pub(crate) struct Traced {
+pub(crate) struct StartedTrace {
     /// The source of events; dropping it ends the trace.
     pub watch: TraceSession,
     /// The target in words.
@@ -59,7 +59,7 @@ impl<'a> NodeView<'a> {
     ///
     /// # Errors
     /// [`TraceRefusal`]: the target is not known or not unique, or another trace runs.
-    pub(crate) fn trace(self, target: &TraceTarget) -> Result<Traced, TraceRefusal> {
+    pub(crate) fn trace(self, target: &TraceTarget) -> Result<StartedTrace, TraceRefusal> {
         let TraceTarget { name, passing } = target;
         if let Ok(mac) = name.parse::<Mac>() {
             return self.trace_mac(mac, *passing);
@@ -78,7 +78,7 @@ impl<'a> NodeView<'a> {
         }
     }
 
-    fn trace_mac(self, mac: Mac, passing: bool) -> Result<Traced, TraceRefusal> {
+    fn trace_mac(self, mac: Mac, passing: bool) -> Result<StartedTrace, TraceRefusal> {
         let known: Vec<_> = self.ports.bindings().all().filter(|(who, _)| who.mac == mac).collect();
         let strange = self.ports.steering().unknown_senders();
         let strange: Vec<_> =
@@ -108,7 +108,7 @@ impl<'a> NodeView<'a> {
         if called.is_empty() { ports().filter(|port| port.ifname == name).collect() } else { called }
     }
 
-    fn trace_vm(self, name: &str, passing: bool) -> Result<Traced, TraceRefusal> {
+    fn trace_vm(self, name: &str, passing: bool) -> Result<StartedTrace, TraceRefusal> {
         let nic = |who: &&IdentityName| format!("{} on {}", who.mac, spoken(&who.port));
         let (status, text) = match &self.identities_of_vm(name)[..] {
             [who] if self.ports.steering().is_attached(&who.port) => {
@@ -145,7 +145,7 @@ impl<'a> NodeView<'a> {
         passing: bool,
         who: String,
         unseen: Option<String>,
-    ) -> Result<Traced, TraceRefusal> {
+    ) -> Result<StartedTrace, TraceRefusal> {
         let watch = self.ports.steering().watch(port, mac, passing).map_err(|error| {
             let status = match error {
                 TraceError::Busy => StatusCode::CONFLICT,
@@ -159,7 +159,7 @@ impl<'a> NodeView<'a> {
         });
         let others = others.map(|(_, slot)| slot).collect();
         let problem = port.and_then(|port| self.mac_problem(port));
-        Ok(Traced { watch, who, unseen, problem, ports, others })
+        Ok(StartedTrace { watch, who, unseen, problem, ports, others })
     }
 }
 

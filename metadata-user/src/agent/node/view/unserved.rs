@@ -5,7 +5,7 @@ use metadata_common::mac::Mac;
 use metadata_content::record::Record;
 use metadata_control::status::{GuestState, GuestStatus, GuestWay, LISTED_GUESTS};
 use metadata_control::top::{BootStage, VmPage, VmRow};
-use metadata_feed::registry::{RecordId, Standing};
+use metadata_feed::registry::{RecordId, RecordStanding};
 
 use super::guests::is_port;
 use super::{NodeView, way_of};
@@ -77,7 +77,9 @@ impl<'a> NodeView<'a> {
             let is_meant = is_vm || self.has_nic(id, name, mac);
             // Who asks for the VM, and not for this record, means the record in force.
             let is_other = match self.catalogue.registry().standing(id) {
-                Some(Standing::Shadowed { by }) => self.is_vm(name, &by) || self.has_nic(&by, name, mac),
+                Some(RecordStanding::Shadowed { by }) => {
+                    self.is_vm(name, &by) || self.has_nic(&by, name, mac)
+                }
                 _ => false,
             };
             let nics = if is_meant && !is_other { self.unserved_nics(id) } else { Vec::new() };
@@ -119,15 +121,15 @@ impl<'a> NodeView<'a> {
         };
         match registry.standing(id) {
             None => return Vec::new(),
-            Some(Standing::Rejected) => {
+            Some(RecordStanding::Rejected) => {
                 return all(&format!("its record is refused: {}", registry.refusal(id).unwrap_or_default()));
             }
-            Some(Standing::Shadowed { by }) => {
+            Some(RecordStanding::Shadowed { by }) => {
                 return all(&format!(
                     "{by} is in force for this VM, because its source has precedence; remove one of them"
                 ));
             }
-            Some(Standing::InForce) => {}
+            Some(RecordStanding::InForce) => {}
         }
         let plan = self.catalogue.plan();
         let mut has_place = false;

@@ -3,7 +3,7 @@
 use super::super::{Check, Facts, Kernel};
 use super::privilege;
 use metadata_steer::SteeringMode;
-use metadata_steer::probe::{Feature, ProbeError, ProbeResult, Words};
+use metadata_steer::probe::{Feature, FeatureText, ProbeError, ProbeResult};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![version(&facts.kernel)];
@@ -23,7 +23,7 @@ fn version(kernel: &Kernel) -> Check {
 }
 
 fn feature(feature: Feature, had: &ProbeResult, facts: &Facts) -> Check {
-    let Words { check, what, gives, comes_with, .. } = feature.words();
+    let FeatureText { check, what, gives, comes_with, .. } = feature.words();
     match had {
         Ok(true) => Check::ok(check, format!("the kernel has {what}, for {gives}")),
         Ok(false) => absent(feature, facts),
@@ -50,7 +50,7 @@ fn unknown(check: &'static str, what: &str, comes_with: &str, failure: &ProbeErr
 }
 
 fn absent(feature: Feature, facts: &Facts) -> Check {
-    let Words { check, what, without, comes_with, .. } = feature.words();
+    let FeatureText { check, what, without, comes_with, .. } = feature.words();
     let found = format!("the kernel has no {what}");
     let expected = format!("{what} ({comes_with})");
     match (feature, without) {

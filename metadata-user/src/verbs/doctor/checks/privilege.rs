@@ -25,7 +25,7 @@ const FILES_OF_A_NAMESPACE: u64 = 4;
 const FILES_TO_GROW: u64 = 4_096;
 
 /// A capability that the agent needs.
-struct Needed {
+struct NeededCapability {
     /// The name of the check.
     check: &'static str,
     /// The name of the capability.
@@ -39,36 +39,36 @@ struct Needed {
 }
 
 /// The capabilities that the agent needs on every node.
-const ALWAYS: [Needed; 5] = [
-    Needed {
+const ALWAYS: [NeededCapability; 5] = [
+    NeededCapability {
         check: "capability.bpf",
         name: "CAP_BPF",
         number: BPF,
         within: Some(SYS_ADMIN),
         what_for: "eBPF maps and programs",
     },
-    Needed {
+    NeededCapability {
         check: "capability.perfmon",
         name: "CAP_PERFMON",
         number: PERFMON,
         within: Some(SYS_ADMIN),
         what_for: "eBPF programs that compare pointers",
     },
-    Needed {
+    NeededCapability {
         check: "capability.net_admin",
         name: "CAP_NET_ADMIN",
         number: NET_ADMIN,
         within: None,
         what_for: "XDP programs and the hub's devices",
     },
-    Needed {
+    NeededCapability {
         check: "capability.net_raw",
         name: "CAP_NET_RAW",
         number: NET_RAW,
         within: None,
         what_for: "the AF_XDP socket",
     },
-    Needed {
+    NeededCapability {
         check: "capability.sys_admin",
         name: "CAP_SYS_ADMIN",
         number: SYS_ADMIN,
@@ -123,8 +123,8 @@ fn has(facts: &Facts, number: u32) -> bool {
     facts.process.capabilities.is_none_or(|sets| sets.effective & (1 << number) != 0)
 }
 
-fn always(facts: &Facts, needed: &Needed) -> Check {
-    let Needed { check, name, number, within, what_for } = *needed;
+fn always(facts: &Facts, needed: &NeededCapability) -> Check {
+    let NeededCapability { check, name, number, within, what_for } = *needed;
     if has(facts, number) {
         Check::ok(check, format!("{name} is effective; the agent needs it for {what_for}"))
     } else if within.is_some_and(|other| has(facts, other)) {

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::super::super::guest::{DialectGuest, Orders, bare, full, issued, ordered, sign, text};
 use super::super::{TOKEN, TTL};
 use crate::http::{Method, Response};
-use crate::identity::Work;
+use crate::identity::SigningJob;
 use crate::store::LiveOutcome;
 
 const ADDRESS: &str = "100.100.100.200";
@@ -23,7 +23,7 @@ fn signed(guest: &DialectGuest, orders: &Orders, query: &str) -> String {
         panic!("{target} does not wait")
     };
     let order = ordered(orders);
-    let Work::Detached(document) = order.work() else { panic!("{:?}", order.work()) };
+    let SigningJob::Detached(document) = order.work() else { panic!("{:?}", order.work()) };
     sign(order, "SIGNED");
     match guest.get_at(ADDRESS, &target, &[], Some(&parked)) {
         LiveOutcome::Ready(answer) => {

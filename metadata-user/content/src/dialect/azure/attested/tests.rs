@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::super::super::guest::{DialectGuest, full, issued, text};
-use crate::identity::Work;
+use crate::identity::SigningJob;
 use crate::store::LiveOutcome;
 
 const PATH: &str = "/metadata/attested/document?api-version=2020-09-01";
@@ -30,7 +30,7 @@ fn a_statement_has_azures_members_and_the_guests_nonce() {
         if let Some(nonce) = nonce {
             expected["nonce"] = nonce.into();
         }
-        let Work::Attested(members) = work else { panic!("{work:?}") };
+        let SigningJob::Attested(members) = work else { panic!("{work:?}") };
         assert_eq!(Value::from(members), expected, "{more}");
         assert_eq!((answer.status().0, answer.hop_limit()), (200, Some(1)));
         let document: Value = serde_json::from_str(&text(&answer)).expect("JSON");

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::super::super::guest::{DialectGuest, NOW, full, issued, parsed, text};
-use crate::identity::Work;
+use crate::identity::SigningJob;
 use crate::store::LiveOutcome;
 
 const PATH: &str = "/metadata/identity/oauth2/token?api-version=2018-02-01";
@@ -24,7 +24,7 @@ fn an_identity_without_a_token_gets_one_of_the_issuer() {
         let target = format!("{PATH}&resource=api%3A%2F%2Fvault{more}");
         let (work, answer) = guest.served(&target, &HELD, &orders);
         let claims = json!({"appid": "c-1", "aud": "api://vault", "sub": subject});
-        assert_eq!(work, Work::Jwt(claims.as_object().expect("claims").clone()));
+        assert_eq!(work, SigningJob::Jwt(claims.as_object().expect("claims").clone()));
         assert_eq!((answer.status().0, answer.hop_limit()), (200, Some(1)));
         let document: Value = serde_json::from_str(&text(&answer)).expect("JSON");
         let expected = json!({

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::super::super::guest::{DialectGuest, full, issued, sign, text};
 use super::super::{TOKEN, TTL};
 use crate::http::Method;
-use crate::identity::Work;
+use crate::identity::SigningJob;
 use crate::store::LiveOutcome;
 
 const DIRECTORY: &str = "/latest/dynamic/instance-identity";
@@ -22,7 +22,8 @@ fn the_signed_bytes_are_those_of_the_document() {
         let document = guest.text(&format!("{DIRECTORY}/document"));
         let (work, answer) = guest.served(&format!("{DIRECTORY}/{name}"), &[], &orders);
         match (name, work) {
-            ("signature", Work::Signature(signed)) | ("pkcs7" | "rsa2048", Work::Envelope(signed)) => {
+            ("signature", SigningJob::Signature(signed))
+            | ("pkcs7" | "rsa2048", SigningJob::Envelope(signed)) => {
                 assert_eq!(signed, document, "{name}");
             }
             (_, other) => panic!("{name}: {other:?}"),

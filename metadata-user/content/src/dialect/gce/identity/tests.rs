@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::super::super::guest::{DialectGuest, full, issued, parsed, text};
-use crate::identity::Work;
+use crate::identity::SigningJob;
 use crate::store::LiveOutcome;
 
 const ACCOUNT: &str = "/computeMetadata/v1/instance/service-accounts/default";
@@ -15,8 +15,8 @@ fn tokenless() -> Value {
     record
 }
 
-fn claims(work: Work) -> Value {
-    let Work::Jwt(claims) = work else { panic!("{work:?}") };
+fn claims(work: SigningJob) -> Value {
+    let SigningJob::Jwt(claims) = work else { panic!("{work:?}") };
     claims.into()
 }
 

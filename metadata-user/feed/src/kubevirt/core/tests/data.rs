@@ -10,7 +10,7 @@ use crate::kubevirt::Vmi;
 use crate::kubevirt::core::{Action, EventReason, GRACE, VmiOrigin};
 use crate::pods::PodEvent;
 use crate::registry::RecordId;
-use crate::room::Room;
+use crate::room::MemoryBudget;
 use metadata_content::record::Record;
 use metadata_content::source::RecordSource;
 
@@ -109,7 +109,7 @@ fn an_unserved_binding_is_reported_at_once_by_name() {
 fn a_vm_without_memory_is_reported_and_served_once_memory_is_free() {
     const LARGE: usize = 50_000;
     let mut story = Story::begin();
-    let room = Room::new(330_000);
+    let room = MemoryBudget::new(330_000);
     let (id, other) =
         (RecordId::new(RecordSource::Kubevirt, "shop/web"), RecordId::new(RecordSource::Api, "other"));
     let taking = Arc::clone(&room);
