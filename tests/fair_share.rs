@@ -140,8 +140,8 @@ impl Engine for Costly {
         Engine::receive(&mut self.stack, now, slot, frame, out);
     }
 
-    fn owing(&mut self) -> Option<Slot> {
-        Engine::owing(&mut self.stack)
+    fn next_pending_slot(&mut self) -> Option<Slot> {
+        Engine::next_pending_slot(&mut self.stack)
     }
 
     fn go_on(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) -> bool {

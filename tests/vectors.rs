@@ -94,7 +94,7 @@ impl Ask for Vm {
         );
         ensure!(closed, "the connection is not closed after {SOON:?}");
         // The service closed first, so TIME-WAIT is on its side and the guest can reuse the port at once.
-        self.world.client.bury(talk);
+        self.world.client.forget(talk);
         Ok(received)
     }
 }

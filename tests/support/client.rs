@@ -132,7 +132,7 @@ impl Client {
     ///
     /// # Panics
     /// When `talk` is not the last.
-    pub fn bury(&mut self, talk: usize) {
+    pub fn forget(&mut self, talk: usize) {
         assert_eq!(
             talk + 1,
             self.talks.len(),

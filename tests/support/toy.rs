@@ -98,7 +98,7 @@ impl Puppet {
         Some(String::from_utf8(line).expect("a test speaks text"))
     }
 
-    fn stir(&mut self, value: u64) {
+    fn write_value(&mut self, value: u64) {
         self.board.write(self.slot, value);
         self.stirred = true;
     }
@@ -116,7 +116,7 @@ impl Puppet {
             "abort" => return Some(ConnectionAction::Abort),
             "storm" => self.doing = Doing::Storming { seen },
             "write" => {
-                self.stir(number);
+                self.write_value(number);
                 return Some(ConnectionAction::Send(Bytes::from_static(b"ok\n")));
             }
             other => panic!("unknown command: {other}"),
@@ -150,7 +150,7 @@ impl Exchange for Puppet {
             }
             Doing::Storming { seen } => {
                 if says != seen {
-                    self.stir(says + 1);
+                    self.write_value(says + 1);
                     self.doing = Doing::Storming { seen: says + 1 };
                 }
                 return ConnectionAction::Wait { until: None };

@@ -3,14 +3,15 @@
 //! A module describes its dialect in a [`Description`] and adds routes to a `RouteBuilder`. Its row in `each_dialect!`
 //! registers it. Each dialect of a record is rendered once: in advance if the guest is expected to ask for
 //! it, else when the guest asks. Answers that depend on the request (tokens, writes, queries, long polls) come from a
-//! [`Live`](crate::store::Live) in the same module.
+//! [`LiveRoute`](crate::store::LiveRoute) in the same module.
 
 /// The table of dialects. It calls a macro with one row per module:
 ///
 /// `module: Variant "name in records" "Title" user-data vendor-data [SMBIOS stamps];`
 ///
 /// A module with several names has one such part per name, separated by commas. The columns user-data and vendor-data
-/// are variants of [`Carried`](crate::record::Carried). If two dialects serve one path, the earlier row gets it.
+/// are variants of [`PayloadEncoding`](crate::record::PayloadEncoding). If two dialects serve one path, the earlier row
+/// gets it.
 macro_rules! each_dialect {
     ($table:ident) => {
         $table! {
@@ -143,7 +144,7 @@ pub fn all() -> impl Iterator<Item = (&'static [record::Dialect], &'static Descr
 /// Returns how long a request for `path` may wait for its record or its rate limit: slightly less than the clients of
 /// the path wait for an answer. `path` is normalised. The time is that of the longest mount that contains the path.
 #[must_use]
-pub fn patience(path: &str) -> Duration {
+pub fn computation_timeout(path: &str) -> Duration {
     let mounts = DIALECTS.iter().flat_map(|row| row.dialect.mounts);
     let longest = mounts.filter(|mount| mount.holds(path)).max_by_key(|mount| mount.path.len());
     longest.map_or(PATIENCE, |mount| mount.patience)

@@ -177,7 +177,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
     /// Runs a turn for each connection of a slot that waits ([`ConnectionAction::Wait`]), because something it may wait
     /// for has changed. Costs one turn per connection.
     pub fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
-        let woken = catch_unwind(AssertUnwindSafe(|| self.stir(now, slot, out)));
+        let woken = catch_unwind(AssertUnwindSafe(|| self.wake_slot(now, slot, out)));
         self.contain(slot, woken);
     }
 

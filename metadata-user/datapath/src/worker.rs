@@ -98,7 +98,7 @@ pub trait Engine: Send + 'static {
     fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit);
     /// Returns a slot with deferred output that could be sent now. A slot is returned once, until
     /// [`go_on`](Self::go_on) returns false for it. Engines that defer nothing need neither this method nor `go_on`.
-    fn owing(&mut self) -> Option<Slot> {
+    fn next_pending_slot(&mut self) -> Option<Slot> {
         None
     }
     /// Sends some of the deferred output of `slot`; returns true while there is more.
@@ -506,8 +506,8 @@ where
         Stack::receive(self, now, slot, frame, out);
     }
 
-    fn owing(&mut self) -> Option<Slot> {
-        Stack::owing(self)
+    fn next_pending_slot(&mut self) -> Option<Slot> {
+        Stack::next_pending_slot(self)
     }
 
     fn go_on(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) -> bool {

@@ -1,9 +1,9 @@
 //! The loop that accepts connections, with a limit on concurrent connections.
 //!
 //! A connection either waits for its peer (a handshake, the next request, the rest of a body, room for an answer), or
-//! the peer waits for us: it is [held](Stay::hold). When the table is full, a connection that waits for its peer makes
-//! room ([`WhenFull::Evict`]), so idle and slow peers cannot keep others out. The peer with the most connections loses
-//! one first, so a peer with few keeps them.
+//! the peer waits for us: it is [held](EvictionGuard::hold). When the table is full, a connection that waits for its
+//! peer makes room ([`WhenFull::Evict`]), so idle and slow peers cannot keep others out. The peer with the most
+//! connections loses one first, so a peer with few keeps them.
 //!
 //! The loop logs the first of consecutive errors of `accept`, pauses for [`PAUSE`] after each, and continues.
 //! Without the pause it would use all CPU time while the process has no free file descriptor.
@@ -101,9 +101,9 @@ impl Listener for UnixListener {
 pub enum WhenFull {
     /// It is closed.
     Refuse,
-    /// It replaces a connection that is not [held](Stay::hold), which is closed: of the peer with the most connections
-    /// the one that has waited longest for its peer. If all are held, the new one waits for [`PLACE_WITHIN`] and is
-    /// closed then.
+    /// It replaces a connection that is not [held](EvictionGuard::hold), which is closed: of the peer with the most
+    /// connections the one that has waited longest for its peer. If all are held, the new one waits for
+    /// [`PLACE_WITHIN`] and is closed then.
     Evict,
 }
 

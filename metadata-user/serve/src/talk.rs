@@ -391,7 +391,7 @@ impl<A: AnswerSource> HttpConnection<A> {
             Phase::Parked(parked) => Some(parked),
             _ => None,
         };
-        let patience = || dialect::patience(target.path);
+        let patience = || dialect::computation_timeout(target.path);
         let (answer, origin) = self.shared.answers.answer(now, &self.connection, &request, parked);
         let decision = match answer {
             Answer::Known(LiveOutcome::Ready(response)) => Decision::Answer(response),

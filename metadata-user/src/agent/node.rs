@@ -225,7 +225,7 @@ impl Node {
 }
 
 /// Formats a port as on the command line.
-fn spoken(port: &PortName) -> String {
+fn port_text(port: &PortName) -> String {
     match &port.netns {
         Some(netns) => format!("{}@{netns}", port.ifname),
         None => port.ifname.clone(),

@@ -271,7 +271,7 @@ impl Steering {
         let mtu = self.enter(port, key, closed)?;
         self.update(port, cookie, key, &inherited.links, &mut programs)?;
         self.take_from_other_versions(port, cookie, key, &mut programs)?;
-        self.equip(port, cookie, key, &mut programs)?;
+        self.attach_programs(port, cookie, key, &mut programs)?;
         Ok((programs, mtu))
     }
 
@@ -399,7 +399,7 @@ impl Steering {
     /// because frames with it may still come.
     fn discard(&mut self, name: LinkName, pin: Pin) {
         let remains = match HeldLink::open(pin.clone()) {
-            Ok(held) => held.take_off(),
+            Ok(held) => held.detach_and_unpin(),
             // It is no link, or it cannot be opened, so nothing is proven.
             Err(error) => {
                 tracing::warn!("{error}");

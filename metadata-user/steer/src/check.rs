@@ -279,7 +279,7 @@ impl Steering {
         (0..self.links.len()).for_each(|at| self.check_hub(at));
         let remains = std::mem::take(&mut self.checks.remains);
         let remains =
-            remains.into_iter().filter_map(HeldLink::take_off).filter(|held| !held.is_out_of_reach());
+            remains.into_iter().filter_map(HeldLink::detach_and_unpin).filter(|held| !held.is_out_of_reach());
         self.checks.remains = remains.collect();
     }
 

@@ -14,7 +14,7 @@ use super::pins::{Pin, PinsError};
 use super::tables::SlotBinding;
 use super::{FlowClaimer, SteerError, Steering, pins};
 
-/// A link. On drop, an unpinned link detaches its program; a pinned one stays until [`HeldLink::take_off`].
+/// A link. On drop, an unpinned link detaches its program; a pinned one stays until [`HeldLink::detach_and_unpin`].
 pub(super) struct HeldLink {
     /// `None` once only the pin holds the link.
     link: Option<LinkFd>,
@@ -87,8 +87,8 @@ impl HeldLink {
     /// Takes the program off its device and removes the pin. Returns itself unless both are proven: the numbers that
     /// the program sends frames with must then not be used again.
     #[must_use = "numbers are free only after the detachment is proven"]
-    pub(super) fn take_off(mut self) -> Option<Self> {
-        match self.try_take_off() {
+    pub(super) fn detach_and_unpin(mut self) -> Option<Self> {
+        match self.try_detach() {
             Ok(()) => None,
             Err(error) => {
                 tracing::warn!("cannot prove that a program is off its device: {error}");
@@ -97,7 +97,7 @@ impl HeldLink {
         }
     }
 
-    fn try_take_off(&mut self) -> Result<(), SteerError> {
+    fn try_detach(&mut self) -> Result<(), SteerError> {
         if self.link.is_none()
             && let Some((pin, _)) = &self.pin
         {
@@ -119,7 +119,7 @@ impl HeldLink {
         self.link.as_ref().map_or(Ok(()), LinkFd::detach)
     }
 
-    /// True if nothing is left that another [`HeldLink::take_off`] could act on.
+    /// True if nothing is left that another [`HeldLink::detach_and_unpin`] could act on.
     pub(super) fn is_out_of_reach(&self) -> bool {
         self.link.is_none() && self.pin.as_ref().is_none_or(|(pin, _)| matches!(pin.inode(), Ok(None)))
     }

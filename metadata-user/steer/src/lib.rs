@@ -195,7 +195,7 @@ impl Drop for Steering {
     fn drop(&mut self) {
         for HubLink { held, .. } in self.links.drain(..) {
             // The number of a hub belongs to this side, whose next agent makes devices of its own.
-            drop(held.take_off());
+            drop(held.detach_and_unpin());
         }
         self.pins.iter().for_each(PinDirectory::clear_release);
         for Hub { number, .. } in &self.hubs {

@@ -129,18 +129,18 @@ impl Programs {
     }
 
     /// Detaches one program.
-    fn take_one_off(&mut self, held: Option<HeldLink>) {
-        self.remains.extend(held.and_then(HeldLink::take_off));
+    fn detach_one(&mut self, held: Option<HeldLink>) {
+        self.remains.extend(held.and_then(HeldLink::detach_and_unpin));
     }
 
     /// Detaches the programs. Returns those that may still be attached.
     #[must_use = "numbers are free only after the detachment is proven"]
-    pub(super) fn take_off(mut self) -> Vec<HeldLink> {
+    pub(super) fn detach_all(mut self) -> Vec<HeldLink> {
         for held in [self.xdp.take(), self.tcx.take()] {
-            self.take_one_off(held);
+            self.detach_one(held);
         }
         let again = std::mem::take(&mut self.remains);
-        again.into_iter().filter_map(HeldLink::take_off).collect()
+        again.into_iter().filter_map(HeldLink::detach_and_unpin).collect()
     }
 
     pub(super) fn by(&self) -> SteeringProgram {
@@ -225,7 +225,7 @@ pub(super) fn check_vacant(port: &PortName) -> Result<(), SteerError> {
 impl Steering {
     /// Attaches what the mode requires and detaches the rest; called in the port's namespace. Inherited programs are
     /// removed only once their replacement is attached.
-    pub(super) fn equip(
+    pub(super) fn attach_programs(
         &mut self,
         port: &PortName,
         cookie: netns::Cookie,
@@ -251,7 +251,7 @@ impl Steering {
             SteeringMode::Xdp => programs.tcx.take(),
             SteeringMode::Tcx => programs.xdp.take(),
         };
-        programs.take_one_off(surplus);
+        programs.detach_one(surplus);
         Ok(())
     }
 
@@ -360,7 +360,7 @@ impl Steering {
                 SteeringProgram::Tcx => {
                     programs.tcx = put.or(programs.tcx.take());
                     let xdp = programs.xdp.take();
-                    programs.take_one_off(xdp);
+                    programs.detach_one(xdp);
                 }
             }
         }

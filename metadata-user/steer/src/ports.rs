@@ -125,9 +125,9 @@ impl Steering {
         let (cookie, key, mut programs) = (*cookie, *key, Programs::none());
         let equipped = self
             .take_from_other_versions(port, cookie, key, &mut programs)
-            .and_then(|()| self.equip(port, cookie, key, &mut programs));
+            .and_then(|()| self.attach_programs(port, cookie, key, &mut programs));
         let remains = if equipped.is_err() {
-            programs.take_off()
+            programs.detach_all()
         } else {
             if let Some(attached) = self.ports.get_mut(port) {
                 attached.programs = programs;
@@ -219,7 +219,7 @@ impl Steering {
     ) -> Result<u32, SteerError> {
         let mtu = self.enter(port, key, closed)?;
         self.take_from_other_versions(port, cookie, key, programs)?;
-        self.equip(port, cookie, key, programs)?;
+        self.attach_programs(port, cookie, key, programs)?;
         Ok(mtu)
     }
 
@@ -233,7 +233,7 @@ impl Steering {
         programs: Programs,
         is_off: bool,
     ) -> Result<(), SteerError> {
-        let remains = programs.take_off();
+        let remains = programs.detach_all();
         let removed = self.tables.remove_port(key);
         self.logs.senders().forget(key);
         if !is_off || !remains.is_empty() || removed.is_err() {

@@ -1,8 +1,8 @@
 //! Takes ports over from a running agent without losing a frame.
 //!
-//! With [`Adopt::TakeOver`](super::Adopt) the maps belong to the other agent, and our hubs are on the other side.
-//! [`Steering::attach`] and [`Steering::bind`] find the ports and identities of the other agent and change nothing. A
-//! port it does not have is refused with [`SteerError::TakingOver`]; `unbind` and `detach` are deferred.
+//! With [`PreviousAgent::TakeOver`](super::PreviousAgent) the maps belong to the other agent, and our hubs are on the
+//! other side. [`Steering::attach`] and [`Steering::bind`] find the ports and identities of the other agent and change
+//! nothing. A port it does not have is refused with [`SteerError::TakingOver`]; `unbind` and `detach` are deferred.
 //!
 //! [`Steering::take_over_all`] reads the other agent's ports once more, sends every identity to our hubs (except
 //! connections that the other agent has claimed) and replaces its programs. From then on the ports are ours.

@@ -1,4 +1,5 @@
-//! The description of a dialect. Each module states it once. `patience`, the tests of conditions and the book use it.
+//! The description of a dialect. Each module states it once. `computation_timeout`, the tests of conditions and the
+//! book use it.
 
 use std::time::Duration;
 
@@ -114,7 +115,7 @@ mod tests {
 
     use super::{AccessCondition, Mount};
     use crate::dialect::guest::{DialectGuest, full};
-    use crate::dialect::{all, patience};
+    use crate::dialect::{all, computation_timeout};
     use crate::http::Method;
     use crate::store::Host;
 
@@ -229,7 +230,7 @@ mod tests {
             ("/", 4_000),
             ("/of/no/dialect", 4_000),
         ] {
-            assert_eq!(patience(path), Duration::from_millis(milliseconds), "{path}");
+            assert_eq!(computation_timeout(path), Duration::from_millis(milliseconds), "{path}");
         }
     }
 }

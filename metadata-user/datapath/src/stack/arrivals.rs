@@ -95,7 +95,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
             Some((CookieCheck::First(abilities), _)) => {
                 if segment.length() > 0 {
                     self.stats.superseded += 1;
-                    self.bury(source.now.mono, at);
+                    self.remove_connection(source.now.mono, at);
                     self.begin(source, segment, abilities, out);
                 }
             }

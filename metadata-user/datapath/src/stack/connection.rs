@@ -215,7 +215,7 @@ impl<E: Exchange> StackConnection<E> {
             TurnCause::Change => {}
             TurnCause::Allowance => due = self.waiting.is_none(),
         }
-        let overdue = |conn: &Self| conn.tcb.patience().is_some_and(|limit| limit <= now);
+        let overdue = |conn: &Self| conn.tcb.timeout_at().is_some_and(|limit| limit <= now);
         if overdue(self) && self.hear(scene.ledger, now).is_none() && overdue(self) {
             turn.stalled = true;
             self.tcb.reset(&mut scene.outlet);
@@ -280,7 +280,7 @@ impl<E: Exchange> StackConnection<E> {
         let now = scene.now.mono;
         let until = self.waiting.flatten().filter(|_| !self.tcb.closing);
         let cut = (!complete).then_some(now);
-        let wishes = [self.tcb.timer, self.tcb.patience(), until, cut, scene.end];
+        let wishes = [self.tcb.timer, self.tcb.timeout_at(), until, cut, scene.end];
         wishes.into_iter().flatten().min().map(|at| at.max(now + NEXT_TURN))
     }
 

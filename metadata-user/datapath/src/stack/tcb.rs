@@ -180,7 +180,7 @@ impl Tcb {
     }
 
     /// When we stop waiting for the guest, if we wait for it.
-    pub(super) fn patience(&self) -> Option<Duration> {
+    pub(super) fn timeout_at(&self) -> Option<Duration> {
         if self.is_fin_acknowledged() {
             return (!self.guest_finished).then(|| self.progress + LINGER);
         }

@@ -56,14 +56,15 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
     }
 
     /// Allows this many answer segments before output is deferred. The caller must then run [`go_on`](Self::go_on)
-    /// for the slots that [`owing`](Self::owing) returns. Without a call of `allow` all output is sent at once.
+    /// for the slots that [`next_pending_slot`](Self::owing) returns. Without a call of `allow` all output is sent at
+    /// once.
     pub fn allow(&mut self, segments: u32) {
         self.workshop.allow(segments);
     }
 
     /// Returns a slot with deferred output. A slot is returned once, until [`go_on`](Self::go_on) returns false for
     /// it.
-    pub fn owing(&mut self) -> Option<Slot> {
+    pub fn next_pending_slot(&mut self) -> Option<Slot> {
         self.owing.pop_front()
     }
 
@@ -108,7 +109,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
             return self.forget(slot);
         }
         if port.stir_at.is_some_and(|at| at <= now.mono) {
-            self.stir(now, slot, out);
+            self.wake_slot(now, slot, out);
         }
         self.expire_waits(now.mono, slot);
         let Some(port) = self.ports.get_mut(slot) else { return };
@@ -136,7 +137,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
     pub(super) fn turn_and_stir(&mut self, now: Now, at: u32, cause: TurnCause<'_>, out: &mut dyn Transmit) {
         let Some(slot) = self.table.get(at).map(|conn| conn.slot) else { return };
         if self.turn(now, at, cause, out) {
-            self.stir(now, slot, out);
+            self.wake_slot(now, slot, out);
         }
     }
 
@@ -165,7 +166,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
                 deadline.into_iter().for_each(|deadline| wheel.set(at, deadline));
                 self.rate(at);
             }
-            (ConnectionState::Gone, _) => self.bury(now.mono, at),
+            (ConnectionState::Gone, _) => self.remove_connection(now.mono, at),
             (ConnectionState::Closed(numbers), _) => self.close(now.mono, at, numbers),
         }
         if let Some(displaced) = turn.displaced {
@@ -182,7 +183,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
 
     /// Runs a turn for each waiting connection of a slot, and repeats while they stir one another, up to
     /// [`STIR_ROUNDS`].
-    pub(super) fn stir(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
+    pub(super) fn wake_slot(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
         let Some(port) = self.ports.get_mut(slot) else { return };
         port.stir_at = None;
         for _ in 0..STIR_ROUNDS {
@@ -209,7 +210,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
     }
 
     /// Removes a connection without sending anything.
-    pub(super) fn bury(&mut self, now: Duration, at: u32) {
+    pub(super) fn remove_connection(&mut self, now: Duration, at: u32) {
         let Some(conn) = self.table.remove(at) else { return };
         self.wheel.clear(at);
         self.ledger.release(conn.flow);
@@ -230,7 +231,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
     /// Removes a connection that both sides have closed, and remembers its numbers in TIME-WAIT.
     fn close(&mut self, now: Duration, at: u32, numbers: Numbers) {
         let Some((flow, slot)) = self.table.get(at).map(|conn| (conn.flow, conn.slot)) else { return };
-        self.bury(now, at);
+        self.remove_connection(now, at);
         self.expire_waits(now, slot);
         let Some(port) = self.ports.get_mut(slot) else { return };
         if port.waits.len() >= TIME_WAITS_PER_PORT
@@ -441,7 +442,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         let Some(conn) = self.table.get_mut(at) else { return };
         let idle = conn.rated.idle;
         conn.tcb.reset(&mut FrameWriter { workshop: &mut self.workshop, out });
-        self.bury(now, at);
+        self.remove_connection(now, at);
         self.stats.connections_evicted += u64::from(idle);
         self.stats.connections_displaced += u64::from(!idle);
     }

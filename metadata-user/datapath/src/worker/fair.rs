@@ -311,7 +311,7 @@ impl FairScheduler {
 
     /// Lines up the slots whose output the engine has deferred.
     fn take_on(&mut self, engine: &mut impl Engine) {
-        while let Some(slot) = engine.owing() {
+        while let Some(slot) = engine.next_pending_slot() {
             let Some(flow) = self.flows.get_mut(slot as usize) else { continue };
             flow.owes = true;
             self.join_crowd(slot);

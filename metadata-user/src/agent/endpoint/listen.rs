@@ -100,7 +100,7 @@ impl PeerListener for UnixListener {
 }
 
 /// Serves the connections of a listener until the task ends. Handlers find [`Peer`], [`EvictionGuard`] and the
-/// connection's [`Holder`](metadata_listen::Holder) in a request's extensions.
+/// connection's [`Holder`](metadata_listen::ConnectionHolder) in a request's extensions.
 pub(crate) async fn serve<L: PeerListener>(listener: L, app: Router) -> anyhow::Result<()> {
     let places = ConnectionLimit { name: L::NAME, most: CONNECTIONS, when_full: WhenFull::Evict };
     let attend = |stream, stay: EvictionGuard| {

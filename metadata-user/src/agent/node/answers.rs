@@ -15,7 +15,7 @@ use metadata_serve::audit::follow::FollowedGuests;
 use metadata_serve::audit::{AuditCounts, Collector, TokenLine};
 use metadata_serve::{Answer, AnswerSource as _, HandedRequest};
 
-use super::spoken;
+use super::port_text;
 use crate::agent::slots::IdentityName;
 use crate::identity::SignedItem;
 
@@ -65,7 +65,7 @@ impl AnswerPublisher {
     ) -> Result<(), SlotOutOfRange> {
         if self.collector.borrow().has_log() {
             let vm = record.map(|record| (record.owner_text(), record.vm.name.as_str()));
-            self.collector.borrow_mut().is_now(slot, spoken(&who.port), who.mac.to_string(), vm);
+            self.collector.borrow_mut().is_now(slot, port_text(&who.port), who.mac.to_string(), vm);
         }
         if let SlotContent::Responses(responses) = serves
             && let Some(issuer) = &responses.vm().issuer

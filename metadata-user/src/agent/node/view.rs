@@ -21,8 +21,8 @@ use metadata_feed::registry::{RecordId, RecordStanding};
 use metadata_links::inlet;
 
 use super::catalogue::RecordCatalogue;
+use super::port_text;
 use super::ports::NodePorts;
-use super::spoken;
 pub(crate) use instances::name_of;
 pub(crate) use top::VmReport;
 pub(crate) use trace::{StartedTrace, TraceRefusal, TraceTarget};
@@ -82,7 +82,7 @@ impl<'a> NodeView<'a> {
                 continue;
             }
             report.listed.push(PortStatus {
-                name: spoken(port),
+                name: port_text(port),
                 state,
                 reason: reason.map(str::to_owned),
                 program: self.ports.program_of(port),
@@ -145,7 +145,7 @@ impl<'a> NodeView<'a> {
         let speakers = self.catalogue.plan().speakers(port).take(LISTED_COMPLAINTS);
         let expected = speakers
             .map(|(who, id)| ExpectedMac { mac: who.mac.to_string(), record: id.map(RecordId::to_string) });
-        MacMismatch { port: spoken(port), mac: mac.to_string(), expected: expected.collect() }
+        MacMismatch { port: port_text(port), mac: mac.to_string(), expected: expected.collect() }
     }
 
     /// Rejected records, [`LISTED_COMPLAINTS`] at most.

@@ -75,7 +75,7 @@ impl Engine for Answering {
         self.send(slot, frame[18].into(), out);
     }
 
-    fn owing(&mut self) -> Option<Slot> {
+    fn next_pending_slot(&mut self) -> Option<Slot> {
         self.unnamed.pop_front()
     }
 

@@ -9,7 +9,7 @@ use metadata_feed::registry::RecordId;
 use tokio::sync::oneshot;
 
 use super::{NodeView, way_of};
-use crate::agent::node::spoken;
+use crate::agent::node::port_text;
 use crate::agent::slots::IdentityName;
 
 /// A guest, and the channel for its worker's report on connections and requests; `None` if the guest is not bound.
@@ -82,7 +82,7 @@ impl<'a> NodeView<'a> {
         let record = id.and_then(|id| self.catalogue.record(id));
         let slot = self.ports.bindings().get(who).map(|(slot, _)| slot);
         let guest = GuestStatus {
-            port: spoken(&who.port),
+            port: port_text(&who.port),
             mac: who.mac.to_string(),
             record: id.map(RecordId::to_string),
             vm: record.map(|record| record.vm.name.to_string()),
@@ -103,5 +103,5 @@ impl<'a> NodeView<'a> {
 
 /// True if the port has this name, in any namespace if the name has none.
 pub(super) fn is_port(name: &str, port: &PortName) -> bool {
-    port.ifname == name || spoken(port) == name
+    port.ifname == name || port_text(port) == name
 }

@@ -9,7 +9,7 @@ use metadata_feed::kubevirt::core::{Services, ServingState};
 use metadata_feed::registry::{RecordId, RecordStanding};
 
 use super::NodeView;
-use crate::agent::node::spoken;
+use crate::agent::node::port_text;
 use crate::agent::slots::IdentityName;
 
 impl NodeView<'_> {
@@ -80,14 +80,14 @@ impl NodeView<'_> {
             if !has {
                 return ServingState::Failed(format!(
                     "port {}: another VM's record has MAC {mac} there",
-                    spoken(port)
+                    port_text(port)
                 ));
             }
             let (state, reason) = self.ports.state_of(port);
             if state == PortState::Error {
                 return ServingState::Failed(format!(
                     "port {}: {}",
-                    spoken(port),
+                    port_text(port),
                     reason.unwrap_or_default()
                 ));
             }
@@ -98,7 +98,7 @@ impl NodeView<'_> {
                     format!(
                         "port {}: frames from MAC {found} are dropped, because the VM's NIC has MAC {mac}; set \
                          `macAddress` of the NIC to the one that the guest uses, or have the guest use the NIC's",
-                        spoken(port)
+                        port_text(port)
                     )
                 });
             }
@@ -113,7 +113,7 @@ impl NodeView<'_> {
     fn place(self, who: &IdentityName, has: bool) -> InstancePort {
         let holder = self.catalogue.plan().holder(who).filter(|_| !has);
         InstancePort {
-            port: spoken(&who.port),
+            port: port_text(&who.port),
             mac: who.mac.to_string(),
             state: self.ports.guest_state(who),
             held_by: holder.map(name_of),

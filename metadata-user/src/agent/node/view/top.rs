@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use super::NodeView;
 use crate::agent::node::answers::SlotContent;
-use crate::agent::node::spoken;
+use crate::agent::node::port_text;
 use crate::agent::slots::IdentityName;
 
 /// A VM's page, and the channel for its worker's report on connections and requests; `None` if the VM is not bound.
@@ -210,7 +210,7 @@ impl<'a> NodeView<'a> {
         let IdentityName { port, mac } = line.who;
         let vm = self.record(line).map(|record| &record.vm);
         let (name, uuid) = vm.map_or(("", ""), |vm| (vm.name.as_str(), vm.uuid.as_str()));
-        let (port, dialect) = (spoken(port), self.dialect(line).unwrap_or_default());
+        let (port, dialect) = (port_text(port), self.dialect(line).unwrap_or_default());
         let stage = line.stage.name();
         format!("{name}\n{uuid}\n{port}\n{mac}\n{stage}\n{dialect}").to_lowercase().contains(filter)
     }
@@ -222,7 +222,7 @@ impl<'a> NodeView<'a> {
         VmRow {
             vm: record.map(|record| record.vm.name.to_string()),
             uuid: record.map(|record| record.vm.uuid.as_str().to_owned()),
-            port: spoken(&who.port),
+            port: port_text(&who.port),
             mac: who.mac.to_string(),
             stage: *stage,
             waits_for: self.waits_for(line),

@@ -8,7 +8,7 @@ use metadata_common::maps::{PortKey, Slot};
 
 use super::NodeView;
 use super::unserved::UnservedNic;
-use crate::agent::node::spoken;
+use crate::agent::node::port_text;
 use crate::agent::slots::IdentityName;
 use metadata_base::port::PortName;
 use metadata_steer::{TraceError, TraceSession};
@@ -65,13 +65,13 @@ impl<'a> NodeView<'a> {
             return self.trace_mac(mac, *passing);
         }
         match &self.ports_called(name)[..] {
-            [port] => self.watched(Some(port), None, *passing, spoken(port), Some(NOT_BY_PORT.into())),
+            [port] => self.watched(Some(port), None, *passing, port_text(port), Some(NOT_BY_PORT.into())),
             [] => self.trace_vm(name, *passing),
             several => {
                 let text = format!(
                     "{} ports are called {name}: {}; name one",
                     several.len(),
-                    list(several, |port| spoken(port))
+                    list(several, |port| port_text(port))
                 );
                 Err(TraceRefusal { status: StatusCode::CONFLICT, text })
             }
@@ -95,7 +95,7 @@ impl<'a> NodeView<'a> {
                 format!("{mac} of {id}, which is not served: {reason}")
             }
             (0, _) => format!("{mac}, which no record has"),
-            (1, _) => port.map_or_else(|| mac.to_string(), |port| format!("{mac} on {}", spoken(port))),
+            (1, _) => port.map_or_else(|| mac.to_string(), |port| format!("{mac} on {}", port_text(port))),
             (ports, _) => format!("{mac} on {ports} ports"),
         };
         self.watched(port, Some(mac), passing, who, None)
@@ -104,12 +104,12 @@ impl<'a> NodeView<'a> {
     /// The attached ports of this name; without a namespace in the name, those of any namespace.
     fn ports_called(self, name: &str) -> Vec<&'a PortName> {
         let ports = || self.ports.steering().port_keys().map(|(_, port)| port);
-        let called: Vec<_> = ports().filter(|port| spoken(port) == name).collect();
+        let called: Vec<_> = ports().filter(|port| port_text(port) == name).collect();
         if called.is_empty() { ports().filter(|port| port.ifname == name).collect() } else { called }
     }
 
     fn trace_vm(self, name: &str, passing: bool) -> Result<StartedTrace, TraceRefusal> {
-        let nic = |who: &&IdentityName| format!("{} on {}", who.mac, spoken(&who.port));
+        let nic = |who: &&IdentityName| format!("{} on {}", who.mac, port_text(&who.port));
         let (status, text) = match &self.identities_of_vm(name)[..] {
             [who] if self.ports.steering().is_attached(&who.port) => {
                 let words = format!("{name}, {}", nic(who));
@@ -153,7 +153,7 @@ impl<'a> NodeView<'a> {
             };
             TraceRefusal { status, text: error.to_string() }
         })?;
-        let ports = self.ports.steering().port_keys().map(|(key, name)| (key, spoken(name))).collect();
+        let ports = self.ports.steering().port_keys().map(|(key, name)| (key, port_text(name))).collect();
         let others = self.ports.bindings().all().filter(|(who, _)| {
             port.is_some_and(|port| who.port != *port) && mac.is_some_and(|mac| who.mac == mac)
         });

@@ -9,7 +9,7 @@ use metadata_feed::registry::{RecordId, RecordStanding};
 
 use super::guests::is_port;
 use super::{NodeView, way_of};
-use crate::agent::node::spoken;
+use crate::agent::node::port_text;
 
 /// A NIC that is not served from its record; without a MAC, the record has no such NIC, or a port has no record.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct UnservedNic<'a> {
 
 impl UnservedNic<'_> {
     fn port(&self) -> String {
-        self.port.as_ref().map(spoken).unwrap_or_default()
+        self.port.as_ref().map(port_text).unwrap_or_default()
     }
 
     fn mac(&self) -> String {
