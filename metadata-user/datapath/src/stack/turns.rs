@@ -56,7 +56,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
     }
 
     /// Allows this many answer segments before output is deferred. The caller must then run [`go_on`](Self::go_on)
-    /// for the slots that [`next_pending_slot`](Self::owing) returns. Without a call of `allow` all output is sent at
+    /// for the slots that [`next_pending_slot`](Self::next_pending_slot) returns. Without a call of `allow` all output is sent at
     /// once.
     pub fn allow(&mut self, segments: u32) {
         self.workshop.allow(segments);
