@@ -1,11 +1,13 @@
 //! The manifests keep the dependency rules, which state for each crate the crates that it may depend on and the
-//! packages that it must not link.
+//! packages that it must not link. Names of types follow the rules of the house.
 //!
 //! The table of crates in the book states the rules. `cargo metadata` lists the dependencies in each manifest, and
 //! `cargo tree` all packages that a crate links if built alone without default features. Neither uses the network.
 
 #[path = "house/imports.rs"]
 mod imports;
+#[path = "house/names.rs"]
+mod names;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
