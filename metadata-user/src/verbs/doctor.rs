@@ -16,8 +16,8 @@ mod gather;
 mod print;
 
 pub use facts::{
-    Capabilities, Directory, Facts, FileSystem, Found, Kernel, Kubevirt, Node, Pins, Port, Process, Records,
-    Resources, Wanted,
+    Capabilities, Directory, Exposed, Facts, FileSystem, Found, Kernel, Kubevirt, Node, Pins, Port, Process,
+    Records, Resources, Wanted,
 };
 
 use serde::Serialize;

@@ -130,7 +130,15 @@ impl Domain {
 /// # Errors
 /// The input is too large, not XML, or not a domain.
 pub fn uuid(octets: &[u8]) -> Result<String, LibvirtError> {
-    Ok(identity(document(text(octets)?)?.root_element())?.1)
+    Ok(named(octets)?.1)
+}
+
+/// Returns the name and the UUID of a domain, even if the rest of its XML is invalid.
+///
+/// # Errors
+/// Like [`uuid`].
+pub fn named(octets: &[u8]) -> Result<(String, String), LibvirtError> {
+    identity(document(text(octets)?)?.root_element())
 }
 
 impl Interface {

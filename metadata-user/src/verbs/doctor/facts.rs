@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use metadata_base::port::PortName;
-use metadata_control::status::{Attachments, MacMismatch};
+use metadata_control::status::{Attachments, MacMismatch, Refused};
 use metadata_steer::Mode;
 use metadata_steer::probe::{AddressUse, Answer, Device, Failure, Feature, PinnedLink, Search};
 
@@ -23,6 +23,8 @@ pub struct Facts {
     pub directories: Vec<(&'static str, Directory)>,
     /// The records in the directory of records; `None` if no such directory is configured.
     pub records: Option<Records>,
+    /// Directories with parts of records that users may read who must not.
+    pub exposed: Vec<Exposed>,
     /// Other agents, conflicts and losses on the node.
     pub node: Node,
     /// The ports that the configuration and the records name.
@@ -216,6 +218,17 @@ pub struct Records {
     pub unreadable: Option<String>,
 }
 
+/// Files with parts of records, which may hold passwords, that others than their owner and its group may read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exposed {
+    /// Their directory.
+    pub directory: PathBuf,
+    /// The first few files and their modes.
+    pub files: Vec<(String, u32)>,
+    /// Number of files.
+    pub count: usize,
+}
+
 /// Other agents, conflicts and losses on the node.
 #[derive(Clone, Debug)]
 pub struct Node {
@@ -235,6 +248,8 @@ pub struct Node {
     pub attachments: Option<Attachments>,
     /// The ports of the running agent whose guests use a MAC that no record has there.
     pub mac_mismatches: Vec<MacMismatch>,
+    /// The records that the running agent refuses, but for those of files, which [`Records`] has.
+    pub refused: Vec<Refused>,
     /// A socket that a previous agent left in the run directory. `None` if there is no such socket, or if an agent
     /// listens.
     pub stale_socket: Option<PathBuf>,

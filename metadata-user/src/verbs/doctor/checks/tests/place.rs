@@ -1,10 +1,10 @@
 //! Tests the checks of directories, the node and ports.
 
-use super::super::super::facts::{Directory, Facts, FileSystem, Found, Pins, Records};
+use super::super::super::facts::{Directory, Exposed, Facts, FileSystem, Found, Pins, Records};
 use super::super::super::{Check, Status};
 use super::super::all;
 use super::{directory, healthy, judge, program, refused, room, the_tap, wrong};
-use metadata_control::status::{Attachments, ExpectedMac, MacMismatch};
+use metadata_control::status::{Attachments, ExpectedMac, MacMismatch, Refused};
 use metadata_steer::Mode;
 use metadata_steer::probe::{AddressUse, Filter, PinnedLink, Place, Search};
 
@@ -222,6 +222,26 @@ fn the_node_is_checked() {
             "port.mac",
             Warn,
             &["vnet0", "52:54:00:00:00:56 are dropped", "web-1.yaml expects 52:54:00:00:00:99"],
+        ),
+        (
+            "a domain whose record the hook refused",
+            |f| {
+                let reason = "domain web: <metadata> of the domain, line 3: found <nonsense>".into();
+                f.node.refused = vec![Refused { record: "hook/7c0f".into(), reason }];
+            },
+            "agent.refused",
+            Warn,
+            &["hook/7c0f", "domain web: <metadata>", "last good record"],
+        ),
+        (
+            "a part of a record that others may read",
+            |f| {
+                let files = vec![("a.yaml".into(), 0o644)];
+                f.exposed = vec![Exposed { directory: "/etc/parts".into(), files, count: 2 }];
+            },
+            "records.parts",
+            Warn,
+            &["/etc/parts", "2 files", "a.yaml (mode 0644), …", "chmod 0640"],
         ),
         ("a full veth", |f| f.node.veth_full = 7, "hub.ring", Warn, &["7 steered", "workers"]),
         ("unknown neighbours", |f| f.node.addresses = Err(refused()), "address", Warn, &["not permitted"]),
