@@ -198,6 +198,8 @@ fn write(domain: &Domain, room: &Path, arguments: &Arguments, log: &Log) -> Resu
     let mut record = composition.record();
     // Without tap names there is no port, and an existing record may have them.
     if !has_port(&record) && path.exists() {
+        composition.check(&LIMITS, &0.into())?;
+        accept(&path)?;
         log.print("its record stays as it is until its taps have names");
         return Ok(());
     }
@@ -491,6 +493,11 @@ mod tests {
         assert!(early["network"]["nics"][0]["port"].is_null());
         let started = room.hook("start begin -", "", "vnet7").expect("hooked");
         assert_eq!(room.hook("migrate begin -", "", "vnet7").expect("hooked"), started);
+        let refusal = room.record().with_extension(REFUSAL);
+        for (children, is_refused) in [("<nonsense/>", true), ("<ssh-key>\t</ssh-key>", true), ("", false)] {
+            let hooked = room.hook("migrate begin -", children, "vnet7");
+            assert_eq!((hooked.is_err(), refusal.exists()), (is_refused, is_refused), "{children}");
+        }
         let fixed = Room::new().hook("prepare begin -", "", "tap-web").expect("hooked").expect("a record");
         assert_eq!(fixed["network"]["nics"][0]["port"]["ifname"], "tap-web");
     }
