@@ -242,7 +242,7 @@ mod tests {
         let path = room.path().join(snapshot::FILE);
         let saves = SaveQueue::default();
         let mut snapshots = Snapshots::new(&config(room.path(), &before), saves.clone());
-        let mut write = |snapshots: &mut Snapshots| {
+        let write = |snapshots: &mut Snapshots| {
             snapshots.write(records);
             saves.flush();
             served(room.path(), &before).0

@@ -400,7 +400,8 @@ mod tests {
         let file = room.0.path().join(format!("files/{UUID}.yaml"));
         fs::create_dir(room.0.path().join("files")).expect("a directory");
         let bad_file = |text: &str| fs::write(&file, text).expect("written");
-        let mend: [(&str, fn(&Room)); 3] = [
+        type Mend = (&'static str, fn(&Room));
+        let mend: [Mend; 3] = [
             ("its good version", |room| {
                 room.hook("reconnect begin -", "<label>good</label>", "vnet7").map(drop).expect("hooked");
             }),
