@@ -168,3 +168,19 @@ fn a_mac_that_no_record_has_is_named_with_its_port_and_record() {
         assert!(check.to_string().contains(&word), "no {word} in {check}");
     }
 }
+
+#[test]
+fn each_counter_of_the_status_is_in_the_book() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (host, records) = (Host::new().expect("a node"), tempfile::tempdir().expect("a directory"));
+    let _agent = Agent::start(host.ns(), records.path(), &[]).expect("an agent");
+    let (_, text) = ask(records.path(), &["status", "--json"]);
+    let status: AgentStatus = serde_json::from_str(&text).expect("a status");
+    let page = include_str!("../docs/src/operate/observe.md");
+    for name in status.counters.keys() {
+        assert!(page.contains(&format!("| `{name}` |")), "{name} is not in docs/src/operate/observe.md");
+    }
+    assert!(status.counters.contains_key("frames_without_hub"), "{:?}", status.counters);
+}

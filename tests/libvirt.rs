@@ -223,6 +223,83 @@ fn the_hook_prints_nothing_and_exits_0_on_any_input() {
 }
 
 #[test]
+fn the_hook_says_by_hand_what_it_did_and_who_may_read_its_files() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (run, files) = (room.path().join("run").display().to_string(), room.path().join("files"));
+    fs::create_dir(&files).expect("a directory");
+    let own = files.join(format!("{UUID}.yaml"));
+    let nic = "<model type='virtio'/>";
+    let with = domain(&instance_element("")).replace(nic, &format!("<target dev='tap7'/>{nic}"));
+    let without = domain("");
+    let files = files.display().to_string();
+    let exposed = format!("{} has mode 0644", own.display());
+    for (words, xml, mode, said, not) in [
+        ("start begin", &without, None, "has no record, because", "served on"),
+        ("start begin", &with, Some(0o640), "has a record, served on tap7", "has mode"),
+        ("reconnect begin", &with, Some(0o640), "its record is unchanged, served on tap7", "has mode"),
+        ("reconnect begin", &with, Some(0o644), &*exposed, "has a record"),
+        ("reconect begin", &with, None, "nothing is to be done at `reconect begin`", "record"),
+        ("release end", &with, None, "its record is gone", "unchanged"),
+        ("release end", &with, None, "it had no record", "unchanged"),
+    ] {
+        if let Some(mode) = mode {
+            fs::write(&own, "").expect("written");
+            fs::set_permissions(&own, fs::Permissions::from_mode(mode)).expect("a mode");
+        }
+        let (operation, suboperation) = words.split_once(' ').expect("two words");
+        let words = ["--run", &run, "--files", &files, "web-1", operation, suboperation, "-"];
+        let (output, _) = run_hook(&words, xml.as_bytes()).expect("run");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b""[..]), "{operation}: {text}");
+        assert!(text.contains(said) && !text.contains(not), "{operation}: {text}");
+    }
+}
+
+#[test]
+fn a_domain_that_the_hook_refused_is_in_the_status_until_it_is_mended() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (room, host) = (tempfile::tempdir().expect("a directory"), Host::new().expect("a node"));
+    let _agent = Agent::start(host.ns(), room.path(), &[]).expect("an agent");
+    let run = room.path().join("run").display().to_string();
+    let hook = |operation: &str, children: &str| {
+        let suboperation = if operation == "release" { "end" } else { "begin" };
+        let words = ["--run", &run, "--files", "/nowhere", "web-1", operation, suboperation, "-"];
+        run_hook(&words, domain(&instance_element(children)).as_bytes()).expect("run");
+    };
+    let verb = |words: &[&str]| {
+        let mut command = Command::new(agent::binary().expect("built"));
+        let output = command.args(words).args(["--run", &run]).output().expect("run");
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let expect = |refused: bool, case: &str| {
+        eventually(NOTICE, || {
+            let (code, text) = verb(&["status"]);
+            let is_named =
+                text.contains(&format!("hook/{UUID}: domain web-1: ")) && text.contains("<nonsense>");
+            ensure!(is_named == refused && code == Some(i32::from(refused)), "{case}: {code:?} {text}");
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{error:#}"));
+    };
+    hook("start", "<imds:nonsense/>");
+    expect(true, "there is no record");
+    let (_, doctor) = verb(&["doctor", "--no-pins"]);
+    assert!(doctor.contains("agent.refused") && doctor.contains("domain web-1: "), "{doctor}");
+    hook("reconnect", "");
+    expect(false, "it is mended");
+    hook("reconnect", "<imds:nonsense/>");
+    expect(true, "there is a good record");
+    hook("reconnect", "");
+    expect(false, "the same record is good again");
+    hook("reconnect", "<imds:nonsense/>");
+    expect(true, "once more");
+    hook("release", "<imds:nonsense/>");
+    expect(false, "the domain has ended");
+}
+
+#[test]
 fn the_hook_ends_although_its_input_does_not() {
     let mut command = Command::new(agent::binary().expect("built"));
     command.args(["libvirt-hook", "web-1", "start", "begin", "-"]);

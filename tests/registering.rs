@@ -368,7 +368,7 @@ fn the_commands_report_their_outcome_and_a_remedy() {
         replace(&again, &text.to_string()).expect("a record");
         let (code, said) = node.command(&["register", "-f", again.to_str().expect("text"), "--json"]);
         let answer: Value = serde_json::from_str(&said).expect("JSON");
-        assert_eq!((code, answer[0]["change"].as_str()), (0, Some(change)), "{said}");
+        assert_eq!((code, answer["change"].as_str()), (0, Some(change)), "{said}");
     }
     let (code, said) = node.command(&["register", "-f", file_name]);
     assert!(code == 0 && said.contains("guest-0: unchanged, "), "{code} {said}");
@@ -402,14 +402,18 @@ fn the_commands_report_their_outcome_and_a_remedy() {
         let (code, said) = node.command(&["register", "-f", file_name]);
         assert!(code == expected && (n == 1 || said.contains("at most 2 instances")), "{code} {said}");
     }
-    assert_eq!(node.command(&["rm", "guest-0"]).0, 0);
     let (code, said) = node.command(&["rm", "guest-0"]);
-    assert!(code == 7 && said.contains("there is no api/guest-0"), "{code} {said}");
+    assert_eq!((code, &*said), (0, "guest-0: removed\n"));
+    let (code, said) = node.command(&["rm", "guest-0"]);
+    assert!(code == 7 && said.contains("no instance of the source api is called `guest-0`"), "{code} {said}");
     let (code, said) = node.command(&["rm", "guest-0", "--json"]);
     let problem: Value = serde_json::from_str(&said).expect("JSON");
     assert_eq!((code, problem["status"].as_u64()), (7, Some(404)), "{said}");
     assert_eq!(node.command(&["rm", "guest-0", "--if-match", "0"]).0, 4);
-    assert_eq!(node.command(&["rm", "guest-0", "--force"]).0, 0);
+    for name in ["guest-0", "no name"] {
+        let (code, said) = node.command(&["rm", name, "--force"]);
+        assert_eq!((code, said), (0, format!("{name}: nothing to remove, no instance has this name\n")));
+    }
     for words in [
         &["get", "guest-0"][..],
         &["clear", "guest-0"],
@@ -420,6 +424,71 @@ fn the_commands_report_their_outcome_and_a_remedy() {
     ] {
         let (code, said) = node.command(words);
         assert!(code == 7 && said.contains("guest-0"), "{words:?}: {code} {said}");
+    }
+}
+
+#[test]
+fn each_verb_prints_one_document_for_a_call_with_json() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let _agent = node.agent_with_config("api: {}");
+    let file = node.room.path().join("vm.yaml");
+    replace(&file, &record(&identity, 1).to_string()).expect("a record");
+    let file = file.to_str().expect("text");
+    let (removed, name) = ("/removed", json!("guest-0"));
+    for (words, at, expected) in [
+        (&["register", "-f", file][..], "/change", json!("registered")),
+        (&["register", "-f", file], "/change", json!("unchanged")),
+        (&["register", "-f", file, "--name", "other"], "/conflict/name", name.clone()),
+        (&["ls"], "/0/name", name.clone()),
+        (&["get", "guest-0"], "/name", name.clone()),
+        (&["get", "nobody"], "/status", json!(404)),
+        (&["clear", "guest-0"], "/cleared", json!(true)),
+        (&["rm", "guest-0"], removed, json!(true)),
+        (&["rm", "guest-0"], "/status", json!(404)),
+        (&["rm", "guest-0", "--force"], removed, json!(false)),
+    ] {
+        let (_, said) = node.command(&[words, &["--json"]].concat());
+        let document: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+        assert_eq!(document.pointer(at), Some(&expected), "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn a_name_that_nothing_has_is_refused_in_plain_words() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let mut record = record(&identity, 1);
+    record["vm"]["name"] = json!("Windows Server");
+    replace(&node.records().join("a b.json"), &record.to_string()).expect("a record");
+    let _agent = node.agent(&[]);
+    for name in ["nobody", "", "no name", "a//b", "../x", "/etc/x", "hook/x", "a?b", "a%b", "ü"] {
+        for words in [
+            &["get", name][..],
+            &["get", name, "--source", "api"],
+            &["get", name, "--source", "file"],
+            &["clear", name],
+            &["clear", name, "--source", "hook"],
+            &["rm", name],
+        ] {
+            let (code, said) = node.command(words);
+            assert!(
+                code == 7 && said.contains("no instance") && said.contains(&format!("is called `{name}`")),
+                "{words:?}: {code} {said}"
+            );
+            for word in ["404", "400", "GET", "bytes", "answer"] {
+                assert!(!said.contains(word), "{words:?}: {said}");
+            }
+        }
+    }
+    // A file and a VM may have names that no registration can have.
+    for name in ["a b.json", "file/a b.json", "Windows Server"] {
+        let (code, said) = node.command(&["get", name]);
+        assert!(code == 0 && said.contains("vm          Windows Server"), "{name}: {code} {said}");
     }
 }
 

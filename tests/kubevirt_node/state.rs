@@ -56,7 +56,8 @@ fn no_file_of_the_state_directory_has_a_secret_of_a_kubevirt_record() {
     former["user_data"]["text"] = format!("#cloud-config\n# {CANARY}-former\n").into();
     let (former, _) = Record::parse("former.json", &former.to_string()).expect("a record");
     let id = RecordId::new(RecordSource::Kubevirt, "shop/former");
-    snapshot::write(&state.join(snapshot::FILE), &[(id, Arc::new(former))]).expect("written");
+    snapshot::write(&state.join(snapshot::FILE), &[(id, Arc::new(former))], &snapshot::Origins::new())
+        .expect("written");
     assert_eq!(leaks(&state).len(), 1, "the test finds what it looks for");
 
     let agent = node.agent();

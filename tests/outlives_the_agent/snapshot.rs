@@ -102,3 +102,38 @@ fn a_damaged_snapshot_is_reported_only_when_it_is_needed() {
         Agent::start_binary(&binary, node.host.ns(), words).expect_err("nothing to serve").to_string();
     assert!(error.contains("damaged") && !error.contains(&identity.user_data), "{error}");
 }
+
+#[test]
+fn an_agent_with_another_directory_does_not_serve_the_snapshot_and_does_not_replace_it() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let identity = Identity::of(0);
+    let node = Node::new(std::slice::from_ref(&identity));
+    let records = removable(node.records.path());
+    std::fs::create_dir(&records).expect("a directory");
+    identity.write(&records, 1).expect("a record");
+    let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
+    let agent = node.agent_for(&records);
+    fetch_own(&guest).expect("an answer before the mistake");
+    assert!(agent.stop().expect("stopped").success());
+    let snapshot = node.records.path().join("state/records.snapshot");
+    let good = std::fs::read(&snapshot).expect("the agent saved it at its end");
+
+    let mut words = agent::arguments_with_pins(node.records.path(), &node.ports, &node.bpffs.pins());
+    let given = words.iter().position(|word| word == "--records").expect("it is given");
+    let mistyped = node.records.path().join("elsewere");
+    words[given + 1] = mistyped.clone().into();
+    let binary = agent::binary().expect("the agent is built");
+    let error =
+        Agent::start_binary(&binary, node.host.ns(), words).expect_err("nothing to serve").to_string();
+    let own = format!("are of {} and are not served", records.display());
+    assert!(error.contains(&own) && error.contains(&mistyped.display().to_string()), "{error}");
+    assert_eq!(std::fs::read(&snapshot).expect("it is kept"), good);
+
+    // With the mistake mended, the guest is served although the directory is away.
+    std::fs::rename(&records, node.records.path().join("hidden")).expect("the directory is away");
+    let agent = node.agent_for(&records);
+    fetch_own(&guest).expect("an answer from the snapshot");
+    assert!(agent.eventually_logs("serving from the snapshot"), "{}", agent.log());
+}

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use client::refusal;
 pub use client::{ClientError, StatusRequest, StatusResponse, StreamedResponse, ask, get, open};
 
 /// The version of the format. It rises when a field changes its meaning or is removed.

@@ -22,7 +22,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
-pub use load::{LoadedFile, files, load, names};
+use load::{Content, names_of};
+pub use load::{LoadedFile, REFUSAL, REFUSAL_BYTES, files, load, names};
 use metadata_content::record::{Record, RecordLimits};
 use watch::{DirectoryChanges, DirectoryWatch};
 
@@ -49,7 +50,27 @@ pub async fn watch(dir: PathBuf, limits: RecordLimits, tx: impl Into<Publisher>)
     watch_at_most(MAX_RECORDS, dir, limits, tx.into()).await
 }
 
+/// Like [`watch`], for a directory where a program also leaves why it refused versions of records: files with the name of
+/// the record that end in [`REFUSAL`]. The last good version stays in force, and the reason is published with it.
+pub(crate) async fn watch_with_refusals(
+    dir: PathBuf,
+    limits: RecordLimits,
+    tx: Publisher,
+) -> Result<(), FeedError> {
+    watch_content(Content::RecordsAndRefusals, MAX_RECORDS, dir, limits, tx).await
+}
+
 async fn watch_at_most(
+    limit: usize,
+    dir: PathBuf,
+    limits: RecordLimits,
+    tx: Publisher,
+) -> Result<(), FeedError> {
+    watch_content(Content::Records, limit, dir, limits, tx).await
+}
+
+async fn watch_content(
+    content: Content,
     limit: usize,
     dir: PathBuf,
     limits: RecordLimits,
@@ -58,7 +79,7 @@ async fn watch_at_most(
     let watch = DirectoryWatch::open(&dir)?;
     let freed = tx.freed();
     let (known, crowded_out) = (BTreeMap::new(), BTreeMap::new());
-    let mut feed = Directory { dir, limits, tx, freed, watch, limit, known, crowded_out };
+    let mut feed = Directory { dir, content, limits, tx, freed, watch, limit, known, crowded_out };
     let mut told = feed.scan().await?;
     while told.is_ok() {
         let changes = tokio::select! {
@@ -98,6 +119,7 @@ struct KnownRecord {
 
 struct Directory {
     dir: PathBuf,
+    content: Content,
     /// The limits of one record.
     limits: RecordLimits,
     tx: Publisher,
@@ -113,8 +135,8 @@ struct Directory {
 impl Directory {
     /// Compares the whole directory with the known records.
     async fn scan(&mut self) -> Result<Result<(), ReceiverDropped>, FeedError> {
-        let dir = self.dir.clone();
-        let names = blocking(move || names(&dir)).await?;
+        let (dir, content) = (self.dir.clone(), self.content);
+        let names = blocking(move || names_of(&dir, content)).await?;
         self.tx.set_outage(None);
         Ok(self.told(names).await)
     }
@@ -124,11 +146,11 @@ impl Directory {
         for key in gone {
             self.remove(key).await?;
         }
-        let (dir, limits) = (self.dir.clone(), Arc::new(self.limits.clone()));
+        let (dir, content, limits) = (self.dir.clone(), self.content, Arc::new(self.limits.clone()));
         let mut loads = stream::iter(names)
             .map(|name| {
                 let (dir, limits) = (dir.clone(), Arc::clone(&limits));
-                blocking(move || (load(&dir, &name, &limits), name))
+                blocking(move || (content.load(&dir, &name, &limits), name))
             })
             .buffered(LOADS_AT_ONCE);
         while let Some((loaded, name)) = loads.next().await {
@@ -142,7 +164,7 @@ impl Directory {
         let sources = |name: &String| changes.names.contains(name);
         let dependent = self.known.iter().filter(|(_, known)| known.sources.iter().any(sources));
         let mut names: BTreeSet<String> = dependent.map(|(key, _)| key.clone()).collect();
-        names.extend(changes.names.iter().filter(|name| load::is_record(name)).cloned());
+        names.extend(changes.names.iter().filter_map(|name| self.content.record(name)));
         for name in names {
             self.refresh(name).await?;
         }
@@ -216,6 +238,12 @@ impl Directory {
             return Ok(());
         }
         known.digest = loaded.digest;
+        if !loaded.exists {
+            self.publish(FeedEvent::Remove { key: name.clone() }).await?;
+        }
+        let refusal = loaded
+            .refusal
+            .map(|reason| FeedEvent::Rejected { key: name.clone(), error: FeedError::Vm { reason } });
         let event = match loaded.record {
             Ok((record, warnings)) => {
                 for warning in warnings {
@@ -223,9 +251,11 @@ impl Directory {
                 }
                 self.admitted(name, record)
             }
+            // The program that refused the record knows of what it made it.
+            Err(_) if refusal.is_some() => return self.publish_all(refusal).await,
             Err(error) => FeedEvent::Rejected { key: name, error },
         };
-        self.publish(event).await
+        self.publish_all([event].into_iter().chain(refusal)).await
     }
 
     /// Reserves memory for a record. The feed forgets the digest of a refused one, so that it reads the file again.
@@ -246,7 +276,8 @@ impl Directory {
     /// Reads a record.
     async fn read(&self, name: &str) -> Option<LoadedFile> {
         let (dir, key, limits) = (self.dir.clone(), name.to_owned(), self.limits.clone());
-        blocking(move || load(&dir, &key, &limits)).await
+        let content = self.content;
+        blocking(move || content.load(&dir, &key, &limits)).await
     }
 
     /// Watches the directories of a record's sources, and reads the record again if one is new.
@@ -264,6 +295,13 @@ impl Directory {
             Some(_) => self.publish(FeedEvent::Remove { key }).await,
             None => Ok(()),
         }
+    }
+
+    async fn publish_all(&self, events: impl IntoIterator<Item = FeedEvent>) -> Result<(), ReceiverDropped> {
+        for event in events {
+            self.publish(event).await?;
+        }
+        Ok(())
     }
 
     async fn publish(&self, event: FeedEvent) -> Result<(), ReceiverDropped> {

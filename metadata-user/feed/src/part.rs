@@ -5,10 +5,10 @@ use base64::engine::general_purpose::STANDARD;
 use metadata_content::parser;
 use metadata_content::record::{Record, RecordError, RecordLimits, USER_DATA_MAX, Warning};
 use serde_json::{Map, Value, json};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::io::Read as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,6 +17,17 @@ pub const DEFAULTS: &str = "defaults.yaml";
 
 /// Most bytes of a file with a part of a record.
 pub const FILE_BYTES: usize = RecordLimits::DEFAULT.record_bytes;
+
+/// Permission bits beyond read and write for the owner and read for the group. Records hold secrets.
+pub const TOO_OPEN: u32 = 0o027;
+
+/// The mode of a file that others than its owner and its group may read, or than its owner change; `None` without such a
+/// file.
+#[must_use]
+pub fn open_mode(path: &Path) -> Option<u32> {
+    let found = std::fs::metadata(path).ok().filter(Metadata::is_file)?;
+    Some(found.mode() & 0o7777).filter(|mode| mode & TOO_OPEN != 0)
+}
 
 /// Record fields that may be in a separate file.
 pub(crate) const PAYLOADS: [&str; 3] = ["user_data", "vendor_data", "vendor_data2"];

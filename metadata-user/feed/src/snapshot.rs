@@ -2,16 +2,18 @@
 //!
 //! ```text
 //!  {"xdp-imds":"records","version":1}
-//!  {"source":"file","key":"web-1.yaml","record":{"schema":"vmrecord/1", …}}     one line per record
+//!  {"source":"file","from":"/etc/xdp-imds/records.d","key":"web-1.yaml","record":{"schema":"vmrecord/1", …}}
 //!  {"records":1,"sha256":"…"}                                   of all bytes before this line
 //! ```
 //!
-//! Earlier versions wrote no source: a record without a source, or with an unknown source, counts as a file's.
+//! Each record has a line, with the directory that it was read from: records of one directory are not served in place of
+//! those of another. Earlier versions wrote no directory; such a record counts as one of any directory. Earlier versions wrote no source: a record without a source, or with an unknown source, counts as a file's.
 //!
 //! The snapshot contains payloads and credentials. So it needs no other file, is as secret as the records, and has mode
 //! 0600. It is replaced as a whole. The agent ignores a snapshot that differs from what was written
 //! ([`metadata_state::form`]).
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Seek};
 use std::path::{Path, PathBuf};
@@ -75,9 +77,25 @@ pub enum SnapshotError {
 struct Line<'a> {
     #[serde(default)]
     source: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    from: Option<String>,
     key: String,
     #[serde(borrow)]
     record: &'a RawValue,
+}
+
+/// The directory that each source reads its records from, as an absolute path.
+pub type Origins = BTreeMap<RecordSource, String>;
+
+/// A record of the snapshot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SnapshotRecord {
+    /// Its name.
+    pub id: RecordId,
+    /// The record.
+    pub record: Record,
+    /// The directory that it was read from; `None` if an earlier release wrote it.
+    pub from: Option<String>,
 }
 
 /// The ids of a record in a line.
@@ -105,16 +123,16 @@ struct IdsOfVm {
 ///
 /// # Errors
 /// The file cannot be written; the former one stays.
-pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<WriteResult> {
+pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)], origins: &Origins) -> io::Result<WriteResult> {
     FORM.spare_other_version(path)?;
-    private_file::replace_by(path, None, |file| FORM.write(lines(records), BufWriter::new(file)))
+    private_file::replace_by(path, None, |file| FORM.write(lines(records, origins), BufWriter::new(file)))
 }
 
 /// Reads the snapshot at `path`. Skips a record beyond `limits`, and logs a warning.
 ///
 /// # Errors
 /// [`SnapshotError`] if no snapshot exists, or if it is damaged.
-pub fn read(path: &Path, limits: &RecordLimits) -> Result<Vec<(RecordId, Record)>, SnapshotError> {
+pub fn read(path: &Path, limits: &RecordLimits) -> Result<Vec<SnapshotRecord>, SnapshotError> {
     decode(open(path)?, limits).map_err(|error| failed(path, error))
 }
 
@@ -152,27 +170,30 @@ pub fn uuids_as_owners(path: &Path) -> Result<Vec<(RecordId, String)>, SnapshotE
 }
 
 /// Returns the lines of records, in the order of their names.
-fn lines(records: &[(RecordId, Arc<Record>)]) -> impl Iterator<Item = io::Result<Vec<u8>>> {
+fn lines(
+    records: &[(RecordId, Arc<Record>)],
+    origins: &Origins,
+) -> impl Iterator<Item = io::Result<Vec<u8>>> {
     let mut sorted: Vec<_> = records.iter().collect();
     sorted.sort_unstable_by_key(|(id, _)| id);
     sorted.into_iter().map(|(RecordId { source, key }, record)| {
         let record = RawValue::from_string(record.to_json()?)?;
-        let source = Some(source.name().into());
-        Ok(serde_json::to_vec(&Line { source, key: key.as_ref().into(), record: &record })?)
+        let (source, from) = (Some(source.name().into()), origins.get(source).cloned());
+        Ok(serde_json::to_vec(&Line { source, from, key: key.as_ref().into(), record: &record })?)
     })
 }
 
-fn decode(file: impl BufRead + Seek, limits: &RecordLimits) -> Result<Vec<(RecordId, Record)>, FormError> {
+fn decode(file: impl BufRead + Seek, limits: &RecordLimits) -> Result<Vec<SnapshotRecord>, FormError> {
     // The line includes payloads from other files, which the limit of a record's text does not cover.
     let within = RecordLimits { record_bytes: MAX_BYTES, ..limits.clone() };
     let mut records = Vec::new();
     FORM.read(file, |line| {
-        let Line { source, key, record } =
+        let Line { source, from, key, record } =
             serde_json::from_slice(line).map_err(|_| "a record in each line")?;
         match Record::parse_within(&within, "snapshot.json", record.get()) {
             Ok((record, _)) => {
                 let source = source.as_deref().and_then(RecordSource::of).unwrap_or_default();
-                records.push((RecordId::new(source, &key), record));
+                records.push(SnapshotRecord { id: RecordId::new(source, &key), record, from });
             }
             Err(error) => tracing::warn!(record = key, "a record of the snapshot was skipped: {error}"),
         }
@@ -183,7 +204,10 @@ fn decode(file: impl BufRead + Seek, limits: &RecordLimits) -> Result<Vec<(Recor
 
 #[cfg(test)]
 mod tests {
-    use super::{FILE, FORM, FormError, SnapshotError, StateFileKind, WriteResult, lines, read, write};
+    use super::{
+        FILE, FORM, FormError, Origins, SnapshotError, SnapshotRecord, StateFileKind, WriteResult, lines,
+        read, write,
+    };
     use crate::registry::RecordId;
     use metadata_base::hex::hex;
     use metadata_content::record::{Credential, Record, RecordLimits};
@@ -196,12 +220,20 @@ mod tests {
     fn encode(records: &[(RecordId, Arc<Record>)], limit: usize) -> (Vec<u8>, WriteResult) {
         let mut bytes = Vec::new();
         let form = StateFileKind { bytes: limit, ..FORM };
-        let written = form.write(lines(records), &mut bytes).expect("encoded");
+        let written = form.write(lines(records, &origins()), &mut bytes).expect("encoded");
         (bytes, written)
     }
 
     fn decode(bytes: &[u8]) -> Result<Vec<(RecordId, Record)>, FormError> {
-        super::decode(Cursor::new(bytes), &RecordLimits::DEFAULT)
+        Ok(named(super::decode(Cursor::new(bytes), &RecordLimits::DEFAULT)?))
+    }
+
+    fn named(records: Vec<SnapshotRecord>) -> Vec<(RecordId, Record)> {
+        records.into_iter().map(|SnapshotRecord { id, record, .. }| (id, record)).collect()
+    }
+
+    fn origins() -> Origins {
+        Origins::from([(RecordSource::File, "/etc/xdp-imds/records.d".to_owned())])
     }
 
     fn record(name: &str) -> Record {
@@ -234,11 +266,13 @@ mod tests {
     fn a_snapshot_reads_back_without_other_files() {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join(FILE);
-        let written = write(&path, &records(&["b", "a"])).expect("written");
+        let written = write(&path, &records(&["b", "a"]), &origins()).expect("written");
         assert_eq!(written, WriteResult { records: 2, left_out: 0 });
         let mode = std::fs::metadata(&path).expect("it is there").permissions().mode() & 0o7777;
         assert_eq!(mode, 0o600);
         let found = read(&path, &RecordLimits::DEFAULT).expect("read");
+        assert!(found.iter().all(|one| one.from == origins().get(&RecordSource::File).cloned()), "{found:?}");
+        let found = named(found);
         assert_eq!(found.iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>(), ["a.yaml", "b.yaml"]);
         let (mut expected, found) = (record("a"), &found[0].1);
         expected.credentials.iam.as_mut().expect("it has one").source = None;
@@ -269,7 +303,9 @@ mod tests {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join(FILE);
         let mut later = Vec::new();
-        StateFileKind { version: 2, ..FORM }.write(lines(&records(&["a"])), &mut later).expect("encoded");
+        StateFileKind { version: 2, ..FORM }
+            .write(lines(&records(&["a"]), &origins()), &mut later)
+            .expect("encoded");
         std::fs::write(&path, &later).expect("a file");
         let error = read(&path, &RecordLimits::DEFAULT).expect_err("a refusal").to_string();
         for part in
@@ -277,7 +313,7 @@ mod tests {
         {
             assert!(error.contains(part), "no `{part}` in: {error}");
         }
-        write(&path, &records(&["b"])).expect("written");
+        write(&path, &records(&["b"]), &origins()).expect("written");
         assert_eq!(read(&path, &RecordLimits::DEFAULT).expect("its own").len(), 1);
         assert_eq!(std::fs::read(room.path().join("records.snapshot.v2")).expect("it is kept"), later);
     }
@@ -294,6 +330,8 @@ mod tests {
             r#"{"records":1,"sha256":"a3100b5e39991411a9e125e2a133480cfc8b8dd611c6fa0661691e273039b098"}"#,
             "\n",
         );
+        let whole = super::decode(Cursor::new(text), &RecordLimits::DEFAULT).expect("whole");
+        assert_eq!(whole[0].from, None, "it did not say where it had read the record");
         let found = decode(text.as_bytes()).expect("whole");
         assert_eq!(found[0].0, RecordId::new(RecordSource::Kubevirt, "ns/vm"));
         assert_eq!(found[0].1.generation, 7);

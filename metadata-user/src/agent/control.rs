@@ -335,6 +335,7 @@ impl ControlLoop {
             (self.origin.applied)(&self.config);
             self.node.configure(&self.config);
             self.feeds.restart(&self.config, &mut self.node, &mut self.tasks);
+            self.snapshots.on_reload(&self.config);
         }
         if self.taking.is_none() {
             self.node.check_attachments(Instant::now());

@@ -41,15 +41,15 @@ use crate::agent::node::Node;
 /// The socket's name in the run directory.
 const SOCKET: &str = "takeover.sock";
 
-/// Limit from a connection to its first message, and from that message to the answer.
+/// Time limit from a connection to its first message, and from that message to the answer.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
-/// Limit from the welcome until the next agent has rendered every record and is ready.
+/// Time limit from the welcome until the next agent has rendered every record and is ready.
 const READY_WITHIN: Duration = Duration::from_secs(900);
-/// Limit for workers to claim their connections and for the agent to save what guests wrote.
+/// Time limit for workers to claim their connections and for the agent to save what guests wrote.
 const DRAINING_WITHIN: Duration = Duration::from_secs(10);
-/// Limit for the next agent to read what was saved.
+/// Time limit for the next agent to read what was saved.
 const TAKE_WITHIN: Duration = Duration::from_secs(10);
-/// Limit for the next agent to take all ports.
+/// Time limit for the next agent to take all ports.
 const SERVING_WITHIN: Duration = Duration::from_secs(30);
 
 // After this agent has taken the ports, the previous agent serves its connections until they end, and passes on

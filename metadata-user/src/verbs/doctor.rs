@@ -16,8 +16,8 @@ mod gather;
 mod print;
 
 pub use facts::{
-    Capabilities, ConfigFacts, Directory, Facts, FileSystem, Kernel, Kubevirt, NodeFacts, PathFacts,
-    PinFacts, PortFacts, ProcessFacts, RecordFacts, Resources,
+    Capabilities, ConfigFacts, Directory, ExposedFile, Facts, FileSystem, Kernel, Kubevirt, NodeFacts,
+    PathFacts, PinFacts, PortFacts, ProcessFacts, RecordFacts, Resources,
 };
 
 use serde::Serialize;

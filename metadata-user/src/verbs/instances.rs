@@ -195,10 +195,13 @@ impl Register {
                 done => break done,
             }
         };
-        self.common.finish(out, done, |(instance, created), out| {
-            let done = instance
-                .change
-                .map_or(if *created { "registered" } else { "replaced" }, RegistrationOutcome::words);
+        // An agent of an earlier release does not say what it did.
+        let done = done.map(|(instance, created)| Instance {
+            change: instance.change.or(created.then_some(RegistrationOutcome::Registered)),
+            ..instance
+        });
+        self.common.finish(out, done, |instance, out| {
+            let done = instance.change.unwrap_or(RegistrationOutcome::Replaced).words();
             writeln!(out, "{}: {done}, {}", Printable(&name), instance.state.name())?;
             ports(&instance.ports, out)
         })
@@ -233,7 +236,7 @@ impl GetArgs {
             vm.is_some_and(|vm| vm.name == self.name || vm.uuid.eq_ignore_ascii_case(&self.name))
         };
         let found = find(&run, self.source, &self.name, by_vm)
-            .and_then(|(source, name)| client::look(&run, source, &name));
+            .and_then(|(source, name)| or_unknown(client::look(&run, source, &name), Some(source), &name));
         self.common.finish(out, found, one)
     }
 }
@@ -246,13 +249,16 @@ fn find(
     name: &str,
     is_meant: impl Fn(&Instance) -> bool,
 ) -> Result<(RecordSource, String), RegistrationError> {
-    if let Some(source) = source {
-        return Ok((source.into(), name.to_owned()));
+    if let Some(source) = source.map(RecordSource::from) {
+        let is_possible = !name.is_empty() && (source != RecordSource::Api || is_name(name));
+        return if is_possible { Ok((source, name.to_owned())) } else { Err(unknown(Some(source), name)) };
     }
-    let given = (RecordSource::Api, name.to_owned());
-    match client::look(run, given.0, name) {
-        Err(failure) if failure.status() == Some(404) => {}
-        looked => return looked.map(|_| given),
+    // Names of files and VMs may have other letters than those of registrations.
+    if is_name(name) {
+        match client::look(run, RecordSource::Api, name) {
+            Err(failure) if failure.status() == Some(404) => {}
+            looked => return looked.map(|_| (RecordSource::Api, name.to_owned())),
+        }
     }
     let is_it = |instance: &Instance| {
         let whole = format!("{}/{}", instance.source.name(), instance.name);
@@ -260,7 +266,7 @@ fn find(
     };
     let found: Vec<_> = client::list(run, None)?.into_iter().filter(is_it).collect();
     match &found[..] {
-        [] => Ok(given),
+        [] => Err(unknown(None, name)),
         [instance] => Ok((instance.source, instance.name.clone())),
         several => {
             let named = several.iter().take(CANDIDATES_NAMED);
@@ -283,27 +289,83 @@ fn find(
     }
 }
 
+/// No instance has the name: in this source, or in any.
+fn unknown(source: Option<RecordSource>, name: &str) -> RegistrationError {
+    let detail = match source.map(RecordSource::name) {
+        None => format!(
+            "no instance is called `{name}`: give a name of `xdp-imds ls`, or the name or UUID of a VM that it lists"
+        ),
+        Some(source) => format!(
+            "no instance of the source {source} is called `{name}`: `xdp-imds ls --source {source}` lists those there are"
+        ),
+    };
+    RegistrationError::Problem(Box::new(ApiProblem {
+        kind: "urn:xdp-imds:absent".into(),
+        title: "No such instance".into(),
+        status: 404,
+        detail,
+        conflict: None,
+        registered: None,
+    }))
+}
+
+/// Says in the words of the command line that no instance has the name.
+fn or_unknown<T>(
+    done: Result<T, RegistrationError>,
+    source: Option<RecordSource>,
+    name: &str,
+) -> Result<T, RegistrationError> {
+    done.map_err(|failure| if failure.status() == Some(404) { unknown(source, name) } else { failure })
+}
+
+/// The outcome of `rm`, as JSON.
+#[derive(Debug, serde::Serialize)]
+struct Removal<'a> {
+    name: &'a str,
+    source: RecordSource,
+    removed: bool,
+}
+
+/// The outcome of `clear`, as JSON.
+#[derive(Debug, serde::Serialize)]
+struct Clearance {
+    name: String,
+    source: RecordSource,
+    cleared: bool,
+}
+
 impl Rm {
     /// Removes an instance. Returns the exit code.
     ///
     /// # Errors
     /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
-        let matches = self.if_match.as_deref().or((!self.force).then_some("*"));
-        let conditions = RegistrationConditions { matches, ..RegistrationConditions::default() };
-        let removed = client::remove(&self.common.agent.run()?, &self.name, &conditions);
-        let removed = removed.map_err(|failure| match failure {
+        let (name, source) = (&*self.name, RecordSource::Api);
+        // Without a condition, the answer would not say whether there was anything to remove.
+        let conditions = RegistrationConditions {
+            matches: Some(self.if_match.as_deref().unwrap_or("*")),
+            ..RegistrationConditions::default()
+        };
+        let run = self.common.agent.run()?;
+        let removed = if is_name(name) {
+            client::remove(&run, name, &conditions)
+        } else {
+            // Nothing can be registered by this name; whether an agent runs matters all the same.
+            client::list(&run, Some(source)).and(Err(unknown(Some(source), name)))
+        };
+        let removed = match removed {
+            Ok(()) => Ok(true),
             // The condition that failed is this verb's, not its user's.
-            RegistrationError::Problem(mut problem) if self.if_match.is_none() && problem.status == 412 => {
-                problem.status = 404;
-                RegistrationError::Problem(problem)
+            Err(failure) if self.if_match.is_none() && matches!(failure.status(), Some(404 | 412)) => {
+                if self.force { Ok(false) } else { Err(unknown(Some(source), name)) }
             }
-            failure => failure,
-        });
-        if self.common.json && removed.is_ok() {
-            return Ok(Exit::Done);
-        }
-        self.common.finish(out, removed, |(), out| writeln!(out, "{}: removed", Printable(&self.name)))
+            Err(failure) => Err(failure),
+        };
+        let removed = removed.map(|removed| Removal { name, source, removed });
+        self.common.finish(out, removed, |Removal { name, removed, .. }, out| {
+            let done = if *removed { "removed" } else { "nothing to remove, no instance has this name" };
+            writeln!(out, "{}: {done}", Printable(name))
+        })
     }
 }
 
@@ -315,13 +377,13 @@ impl Clear {
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
         let run = self.common.agent.run()?;
         // Not by what a VM is called: its tenant may choose that.
-        let cleared = find(&run, self.source, &self.name, |_| false)
-            .and_then(|(source, name)| client::clear(&run, source, &name));
-        if self.common.json && cleared.is_ok() {
-            return Ok(Exit::Done);
-        }
-        let done = "removed what its guest wrote";
-        self.common.finish(out, cleared, |(), out| writeln!(out, "{}: {done}", Printable(&self.name)))
+        let cleared = find(&run, self.source, &self.name, |_| false).and_then(|(source, name)| {
+            or_unknown(client::clear(&run, source, &name), Some(source), &name)?;
+            Ok(Clearance { name, source, cleared: true })
+        });
+        self.common.finish(out, cleared, |Clearance { name, .. }, out| {
+            writeln!(out, "{}: removed what its guest wrote", Printable(name))
+        })
     }
 }
 

@@ -64,7 +64,7 @@ pub(crate) struct Args {
     /// Seconds without progress that count as a stall
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     limit: f64,
-    /// Limit for the whole run, in minutes; answers missing then are a failure
+    /// Time limit of the whole run, in minutes; answers missing then are a failure
     #[arg(long, value_name = "N", default_value_t = 240.0)]
     minutes: f64,
     /// The seed of all random choices

@@ -7,7 +7,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 
 use super::{ApiProblem, Instance, Page};
-use crate::status::{ClientError, StatusRequest, StatusResponse, ask};
+use crate::status::{ClientError, StatusRequest, StatusResponse, ask, refusal};
 use metadata_content::source::RecordSource;
 
 /// Most bytes of a name.
@@ -35,7 +35,7 @@ pub enum RegistrationError {
     #[error("{}", .0.detail)]
     Problem(Box<ApiProblem>),
     /// The response is not one of the API.
-    #[error("expected an agent with an API for instances, found an answer {status}: {text}")]
+    #[error("{}", refusal(*status, text))]
     Strange {
         /// The HTTP status.
         status: u16,

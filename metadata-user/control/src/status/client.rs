@@ -44,13 +44,33 @@ pub enum ClientError {
     #[error("the agent does not answer: {0}; its log may say why, and a probe of /healthz would restart it")]
     Mute(io::Error),
     /// The agent sent another status than success.
-    #[error("the agent answered {status}: {text}")]
+    #[error("{}", refusal(*status, text))]
     Refused {
         /// The HTTP status.
         status: u16,
         /// The body as text.
         text: String,
     },
+}
+
+/// What an answer without success means, and what to do, for people who do not speak HTTP.
+pub(crate) fn refusal(status: u16, text: &str) -> String {
+    match (status, text.trim_end()) {
+        (404 | 405, "") => "the agent does not know this request, so it is probably of an earlier version than this \
+                            command; `xdp-imds status` names the version that runs: restart the agent with this one"
+            .into(),
+        (200..=299, _) => "the agent's answer cannot be read, so it is probably of another version than this command; \
+                           `xdp-imds status` names the version that runs: use the command of that version, or restart \
+                           the agent with this one"
+            .into(),
+        (503 | 504, text) => {
+            let text = if text.is_empty() { "busy or ending" } else { text };
+            format!("the agent cannot answer now: {text}; try again")
+        }
+        (500.., "") => "the agent failed at this request; its log (`journalctl -u xdp-imds`) says why".into(),
+        (_, "") => "the agent refused the request; its log (`journalctl -u xdp-imds`) says why".into(),
+        (_, text) => format!("the agent refused the request: {text}"),
+    }
 }
 
 /// A request.
@@ -237,6 +257,27 @@ mod tests {
         let error = get(run.path(), "/v1/status").expect_err("no answer");
         assert!(matches!(error, ClientError::Mute(_)), "{error}");
         serving.join().expect("three clients");
+    }
+
+    #[test]
+    fn a_refusal_names_cause_and_remedy_and_no_status_of_http() {
+        for (status, text, said) in [
+            (404, "", "does not know this request, so it is probably of an earlier version"),
+            (404, "no guest is called x", "refused the request: no guest is called x"),
+            (200, "<html>", "cannot be read, so it is probably of another version"),
+            (503, "busy\n", "cannot answer now: busy; try again"),
+            (503, "", "busy or ending; try again"),
+            (500, "", "journalctl -u xdp-imds"),
+            (400, "", "journalctl -u xdp-imds"),
+        ] {
+            for error in [
+                ClientError::Refused { status, text: text.into() }.to_string(),
+                crate::instances::RegistrationError::Strange { status, text: text.into() }.to_string(),
+            ] {
+                assert!(error.contains(said), "{status}: {error}");
+                assert!(!error.contains(&status.to_string()), "{status}: {error}");
+            }
+        }
     }
 
     #[test]

@@ -12,14 +12,13 @@ use sha2::{Digest as _, Sha256};
 
 use super::io as io_error;
 use crate::FeedError;
+use crate::part::{self, TOO_OPEN};
+use metadata_content::record::values::is_uuid;
 use metadata_content::record::vm::FileSource;
 use metadata_content::record::{CREDENTIAL_BYTES, Credential, Record, RecordLimits, Warning};
 
 /// SHA-256 of a record's text and sources.
 pub(super) type RecordDigest = [u8; 32];
-
-/// Permission bits beyond read and write for the owner and read for the group.
-const TOO_OPEN: u32 = 0o027;
 
 /// Hashed in place of an unreadable credential's length; no file has this length.
 const ABSENT: [u8; 8] = [0xff; 8];
@@ -37,10 +36,84 @@ pub struct LoadedFile {
     pub(super) below: BTreeSet<PathBuf>,
     /// The digest of everything that was read; `None` if a part was unreadable.
     pub(super) digest: Option<RecordDigest>,
+    /// Why the program that writes these records refused a later version of this one.
+    pub(super) refusal: Option<String>,
+    /// False if there is only such a refusal.
+    pub(super) exists: bool,
+}
+
+/// The ending of a file that says why the program that writes records refused a version of one.
+pub const REFUSAL: &str = "refused";
+
+/// Most bytes of such a file that are read.
+pub const REFUSAL_BYTES: usize = 2 << 10;
+
+/// The record that a refusal is about: both have the same name but for its ending. Hooks name records by UUIDs.
+fn refused(name: &str) -> Option<String> {
+    let (uuid, ending) = name.rsplit_once('.')?;
+    (ending == REFUSAL && is_uuid(uuid)).then(|| format!("{uuid}.json"))
+}
+
+/// The text of the refusal of a record, if there is one.
+fn refusal(dir: &Path, name: &str) -> Option<String> {
+    let path = dir.join(name).with_extension(REFUSAL);
+    match part::read(&path, REFUSAL_BYTES) {
+        Ok(bytes) => bytes.map(|mut bytes| {
+            bytes.truncate(REFUSAL_BYTES);
+            String::from_utf8_lossy(&bytes).trim_end().to_owned()
+        }),
+        Err(error) => Some(format!("{}: cannot read why the record was refused: {error}", path.display())),
+    }
+}
+
+/// What a feed reads of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// Records.
+    Records,
+    /// Records, and why versions of them were refused.
+    RecordsAndRefusals,
+}
+
+impl Content {
+    /// The name of the record that a file is, or is about.
+    pub(super) fn record(self, name: &str) -> Option<String> {
+        match self {
+            _ if is_record(name) => Some(name.to_owned()),
+            Self::Records => None,
+            Self::RecordsAndRefusals => refused(name),
+        }
+    }
+
+    /// Reads a record, as [`load`] does, and why a version of it was refused.
+    pub(super) fn load(self, dir: &Path, name: &str, limits: &RecordLimits) -> Option<LoadedFile> {
+        let loaded = load(dir, name, limits);
+        let reason = match self {
+            Self::Records => None,
+            Self::RecordsAndRefusals => refusal(dir, name),
+        };
+        let Some(reason) = reason else { return loaded };
+        let mut hash = Sha256::new_with_prefix(&reason);
+        let exists = loaded.is_some();
+        let loaded = loaded.unwrap_or_else(|| LoadedFile {
+            record: Err(FeedError::Vm { reason: reason.clone() }),
+            open_mode: None,
+            sources: BTreeSet::new(),
+            below: BTreeSet::new(),
+            digest: Some(RecordDigest::default()),
+            refusal: None,
+            exists,
+        });
+        let digest = loaded.digest.map(|digest| {
+            hash.update(digest);
+            hash.finalize().into()
+        });
+        Some(LoadedFile { digest, refusal: Some(reason), exists, ..loaded })
+    }
 }
 
 /// True for a record's name: `*.yaml`, `*.yml` or `*.json`, not hidden. Editors give their copies other extensions.
-pub(super) fn is_record(name: &str) -> bool {
+fn is_record(name: &str) -> bool {
     let ending = Path::new(name).extension().and_then(OsStr::to_str);
     !name.starts_with('.') && matches!(ending, Some("yaml" | "yml" | "json"))
 }
@@ -50,11 +123,16 @@ pub(super) fn is_record(name: &str) -> bool {
 /// # Errors
 /// [`FeedError::Io`] if the directory cannot be read.
 pub fn names(dir: &Path) -> Result<BTreeSet<String>, FeedError> {
+    names_of(dir, Content::Records)
+}
+
+/// Returns the names of the records in a directory, and of those that other files there are about.
+pub(super) fn names_of(dir: &Path, content: Content) -> Result<BTreeSet<String>, FeedError> {
     let unreadable = |error| io_error(dir, "a directory that can be read", error);
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(dir).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;
-        names.extend(entry.file_name().into_string().ok().filter(|name| is_record(name)));
+        names.extend(entry.file_name().to_str().and_then(|name| content.record(name)));
     }
     Ok(names)
 }
@@ -106,7 +184,7 @@ pub fn load(dir: &Path, name: &str, limits: &RecordLimits) -> Option<LoadedFile>
     };
     let digest = loaded.whole.then(|| loaded.hash.clone().finalize().into());
     let Loading { open_mode, sources, below, .. } = loaded;
-    Some(LoadedFile { record, open_mode, sources, below, digest })
+    Some(LoadedFile { record, open_mode, sources, below, digest, refusal: None, exists: true })
 }
 
 struct Loading<'a> {

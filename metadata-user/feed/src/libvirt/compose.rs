@@ -1,13 +1,13 @@
 //! Composes a domain's record from the domain and its files.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use metadata_content::record::{Record, RecordError, RecordLimits, Warning};
 use serde_json::{Value, json};
 
 use super::LibvirtError;
 use super::domain::LibvirtDomain;
-use crate::part::{DEFAULTS, merge, name_nics, parse_composed, part, tells_of_network};
+use crate::part::{DEFAULTS, merge, name_nics, open_mode, parse_composed, part, tells_of_network};
 
 /// What makes a domain's record. The parts override each other in this order: the domain's devices, `defaults.yaml`,
 /// the domain's metadata, its own file.
@@ -16,6 +16,8 @@ pub struct Composition {
     implied: Value,
     parts: [Option<Value>; 3],
     names: [Option<String>; 3],
+    /// The files that others than their owner and its group may read, and their modes.
+    pub exposed: Vec<(PathBuf, u32)>,
 }
 
 /// The record of a domain, without its generation; see [`Composition`].
@@ -33,16 +35,20 @@ impl Composition {
     /// A file cannot be read, or is not part of a record. This function does not validate the whole record.
     pub fn read(domain: &LibvirtDomain, files: &Path, every: bool) -> Result<Option<Self>, LibvirtError> {
         let file = format!("{}.yaml", domain.uuid);
-        let own = part(files, &file, |_| {})?;
+        let mut read = Vec::new();
+        let own = part(files, &file, |path| read.push(path.to_owned()))?;
         if domain.instance.is_none() && own.is_none() && !every {
             return Ok(None);
         }
         let shown = |name: &str| Some(files.join(name).display().to_string());
+        let defaults = part(files, DEFAULTS, |path| read.push(path.to_owned()))?;
+        let exposed = read.into_iter().filter_map(|path| open_mode(&path).map(|mode| (path, mode)));
         Ok(Some(Self {
             uuid: domain.uuid.clone(),
             implied: domain.implied(),
-            parts: [part(files, DEFAULTS, |_| {})?, domain.instance.clone(), own],
+            parts: [defaults, domain.instance.clone(), own],
             names: [shown(DEFAULTS), Some("the domain's <metadata>".into()), shown(&file)],
+            exposed: exposed.collect(),
         }))
     }
 

@@ -130,7 +130,15 @@ impl LibvirtDomain {
 /// # Errors
 /// The input is too large, not XML, or not a domain.
 pub fn uuid(bytes: &[u8]) -> Result<String, LibvirtError> {
-    Ok(identity(document(text(bytes)?)?.root_element())?.1)
+    Ok(named(bytes)?.1)
+}
+
+/// Returns the name and the UUID of a domain, even if the rest of its XML is invalid.
+///
+/// # Errors
+/// Like [`uuid`].
+pub fn named(bytes: &[u8]) -> Result<(String, String), LibvirtError> {
+    identity(document(text(bytes)?)?.root_element())
 }
 
 impl TapInterface {

@@ -2,7 +2,10 @@
 //!
 //! The program never writes to standard output, because libvirt would take that for a new domain definition. It always
 //! exits with 0: any other code keeps a domain from starting, and kills a running one when libvirtd restarts. The
-//! host's log has its actions and errors.
+//! host's log has its actions and errors. Standard error also says what needed no action, for whoever runs it by hand.
+//!
+//! What it refuses is also in a file beside the record, from which the agent's status has it. The next good version
+//! of the record, or the end of the domain, removes that file.
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,8 +21,10 @@ use serde_json::Value;
 use super::compose::Composition;
 use super::domain::{self, LibvirtDomain, SkippedInterface, TapNames};
 use super::syslog::{self, Log, Severity};
-use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, XML_BYTES, io_error};
+use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, NAMESPACE, XML_BYTES, io_error};
+use crate::directory::{REFUSAL, REFUSAL_BYTES};
 use crate::part;
+use metadata_base::printable::Printable;
 use metadata_base::run::DEFAULT_RUN;
 use metadata_content::record::{Record, RecordLimits, Warning};
 use metadata_state::private_file;
@@ -120,6 +125,7 @@ fn work(arguments: &HookArgs, input: &mut impl Read, log: &Log) -> Result<(), Li
     let words = [&arguments.operation, &arguments.suboperation].map(|word| word.to_string_lossy());
     let action = Action::of(&words[0], &words[1]);
     if action == Action::Nothing {
+        log.print(&format!("nothing is to be done at `{} {}`", Printable(&words[0]), Printable(&words[1])));
         return Ok(());
     }
     let mut bytes = Vec::new();
@@ -128,8 +134,23 @@ fn work(arguments: &HookArgs, input: &mut impl Read, log: &Log) -> Result<(), Li
     read.map_err(|error| io_error(Path::new("standard input"), "a domain's XML", error))?;
     let room = arguments.run.join(DIRECTORY);
     match action {
-        Action::Write(taps) => write(&LibvirtDomain::parse(&bytes, taps)?, &room, arguments, log),
-        Action::Remove => remove(&path(&room, &domain::uuid(&bytes)?), log),
+        Action::Write(taps) => {
+            let written =
+                LibvirtDomain::parse(&bytes, taps).and_then(|domain| write(&domain, &room, arguments, log));
+            // XML whose domain cannot be told leaves its reason in the log alone.
+            if let (Err(error), Ok((name, uuid))) = (&written, domain::named(&bytes)) {
+                refuse(&room, &name, &uuid, error, log);
+            }
+            written
+        }
+        Action::Remove => {
+            let path = path(&room, &domain::uuid(&bytes)?);
+            accept(&path)?;
+            if !remove(&path, log)? {
+                log.print("it had no record");
+            }
+            Ok(())
+        }
         Action::Nothing => Ok(()),
     }
 }
@@ -139,51 +160,92 @@ fn path(room: &Path, uuid: &str) -> PathBuf {
     room.join(format!("{uuid}.json"))
 }
 
+/// Leaves the reason of a refusal beside the record. The agent publishes it as a problem of the domain.
+fn refuse(room: &Path, name: &str, uuid: &str, error: &LibvirtError, log: &Log) {
+    // The UUID needs no quotes in a shell, whatever the name.
+    let remedy = format!(
+        "; then run `virsh dumpxml {uuid} | /etc/libvirt/hooks/qemu.d/xdp-imds {uuid} reconnect begin -`\n"
+    );
+    let mut text = format!("domain {}: {error}", domain::shown(name));
+    text.truncate(text.floor_char_boundary(REFUSAL_BYTES - remedy.len()));
+    text.push_str(&remedy);
+    if let Err(error) = put(room, &path(room, uuid).with_extension(REFUSAL), &text) {
+        log.say(Severity::Warning, &format!("`xdp-imds status` will not show this: {error}"));
+    }
+}
+
+/// Removes what [`refuse`] left.
+fn accept(path: &Path) -> Result<(), LibvirtError> {
+    let path = path.with_extension(REFUSAL);
+    let removed = private_file::remove(&path);
+    removed.map(drop).map_err(|error| io_error(&path, "a file that can be removed", error))
+}
+
 /// Writes the record of a domain, or removes one that its metadata no longer asks for.
 fn write(domain: &LibvirtDomain, room: &Path, arguments: &HookArgs, log: &Log) -> Result<(), LibvirtError> {
     let path = path(room, &domain.uuid);
     let Some(composition) = Composition::read(domain, &arguments.files, arguments.every_domain)? else {
-        return remove(&path, log);
+        accept(&path)?;
+        if !remove(&path, log)? {
+            let file = arguments.files.join(format!("{}.yaml", domain.uuid));
+            log.print(&format!(
+                "has no record, because its <metadata> has no <instance> of {NAMESPACE} and there is no {}",
+                file.display()
+            ));
+        }
+        return Ok(());
     };
     let mut record = composition.record();
     // Without tap names there is no port, and an existing record may have them.
     if !has_port(&record) && path.exists() {
+        composition.check(&LIMITS, &0.into())?;
+        accept(&path)?;
+        log.print("its record stays as it is until its taps have names");
         return Ok(());
     }
     let old = read(&path);
     let generation = old.as_ref().and_then(|old| old["generation"].as_u64());
     record["generation"] = generation.unwrap_or(0).into();
-    if old.as_ref() == Some(&record) {
-        return Ok(());
+    let is_new = old.as_ref() != Some(&record);
+    if is_new {
+        record["generation"] = generation.map_or_else(now, |generation| generation + 1).into();
     }
-    record["generation"] = generation.map_or_else(now, |generation| generation + 1).into();
-    let text = format!("{record:#}\n");
     let checked = composition.check(&LIMITS, &record["generation"]);
     // An invalid record still goes to the agent, which reports it, unless a good one would be lost.
-    if checked.is_ok() || old.is_none() {
+    if is_new && (checked.is_ok() || old.is_none()) {
+        let text = format!("{record:#}\n");
         put(room, &path, &text).map_err(|error| io_error(&path, "a record that can be written", error))?;
     }
     let (record, warnings) = checked?;
-    tell(domain, &record, &warnings, log);
+    accept(&path)?;
+    let exposed = composition.exposed.iter().map(|(path, mode)| {
+        let path = path.display();
+        format!("{path} has mode {mode:04o}, and parts of records hold secrets: run `chmod 0640 {path}`")
+    });
+    let skipped = domain.skipped.iter();
+    let skipped =
+        skipped.map(|SkippedInterface { interface, reason }| format!("{interface} is not served: {reason}"));
+    let warnings = warnings.iter().map(Warning::to_string).chain(skipped).chain(exposed);
+    let is = if is_new { "has a record" } else { "its record is unchanged" };
+    tell(is_new, &described(is, &record), warnings, log);
     Ok(())
 }
 
-fn tell(domain: &LibvirtDomain, record: &Record, warnings: &[Warning], log: &Log) {
+/// What became of a record, and where it is served.
+fn described(is: &str, record: &Record) -> String {
     let ports = record.network.nics.iter().filter_map(|nic| nic.port.as_ref());
     let taps: Vec<_> = ports.map(|port| port.ifname.to_string()).collect();
-    log.say(
-        Severity::Info,
-        &match &taps[..] {
-            [] => "has a record, and waits for its taps".to_owned(),
-            taps => format!("has a record, served on {}", taps.join(", ")),
-        },
-    );
-    for SkippedInterface { interface, reason } in &domain.skipped {
-        log.say(Severity::Warning, &format!("{interface} is not served: {reason}"));
+    match &taps[..] {
+        [] => format!("{is}, and waits for its taps"),
+        taps => format!("{is}, served on {}", taps.join(", ")),
     }
-    for warning in warnings {
-        log.say(Severity::Warning, &warning.to_string());
-    }
+}
+
+/// Reports a record. The host's log gets each version once.
+fn tell(is_new: bool, text: &str, warnings: impl Iterator<Item = String>, log: &Log) {
+    let say = |severity, text: &str| if is_new { log.say(severity, text) } else { log.print(text) };
+    say(Severity::Info, text);
+    warnings.for_each(|warning| say(Severity::Warning, &warning));
 }
 
 fn has_port(record: &Value) -> bool {
@@ -197,12 +259,14 @@ fn read(path: &Path) -> Option<Value> {
     serde_json::from_slice(&bytes).ok()
 }
 
-fn remove(path: &Path, log: &Log) -> Result<(), LibvirtError> {
+/// Removes a record. Returns false if there is none.
+fn remove(path: &Path, log: &Log) -> Result<bool, LibvirtError> {
     let removed = private_file::remove(path);
-    if removed.map_err(|error| io_error(path, "a record that can be removed", error))? {
+    let removed = removed.map_err(|error| io_error(path, "a record that can be removed", error))?;
+    if removed {
         log.say(Severity::Info, "its record is gone");
     }
-    Ok(())
+    Ok(removed)
 }
 
 /// Writes a record into the directory, creating it if needed. The directory's owner gets the file.
@@ -237,7 +301,7 @@ mod tests {
 
         /// Runs the hook for an operation on a domain with this tap and these children of our element.
         fn hook(&self, words: &str, children: &str, tap: &str) -> Result<Option<Value>, LibvirtError> {
-            let element = format!("<instance xmlns='{}'>{children}</instance>", super::super::NAMESPACE);
+            let element = format!("<instance xmlns='{}'>{children}</instance>", NAMESPACE);
             self.feed(
                 words,
                 &format!(
@@ -331,6 +395,92 @@ mod tests {
     }
 
     #[test]
+    fn what_is_refused_stays_beside_the_record_until_it_is_mended() {
+        let room = Room::new();
+        let refusal = || fs::read_to_string(room.record().with_extension(REFUSAL)).ok();
+        let file = room.0.path().join(format!("files/{UUID}.yaml"));
+        fs::create_dir(room.0.path().join("files")).expect("a directory");
+        let bad_file = |text: &str| fs::write(&file, text).expect("written");
+        type Mend = (&'static str, fn(&Room));
+        let mend: [Mend; 3] = [
+            ("its good version", |room| {
+                room.hook("reconnect begin -", "<label>good</label>", "vnet7").map(drop).expect("hooked");
+            }),
+            ("its end, whatever its metadata", |room| {
+                room.hook("release end -", "<nonsense/>", "vnet7").map(drop).expect("hooked");
+            }),
+            ("no metadata", |room| {
+                let bare = format!("<domain><name>web</name><uuid>{UUID}</uuid></domain>");
+                room.feed("reconnect begin -", &bare).map(drop).expect("hooked");
+            }),
+        ];
+        // Also beside a record that is already there, which stays.
+        for has_record in [false, true] {
+            for (by, mend) in mend {
+                for (children, text, said) in [
+                    ("<nonsense/>", None, "nonsense"),
+                    ("<ssh-key>two\tlines</ssh-key>", None, "ssh_keys"),
+                    ("<label>good</label>", Some("- no mapping\n"), "files/7c0f1a52"),
+                ] {
+                    if has_record {
+                        room.hook("start begin -", "<label>good</label>", "vnet7").expect("hooked");
+                    }
+                    text.map(bad_file).unwrap_or_default();
+                    room.hook("reconnect begin -", children, "vnet7").expect_err("refused");
+                    room.hook("reconnect begin -", children, "vnet7").expect_err("refused again");
+                    let reason = refusal().expect("a reason");
+                    assert!(
+                        reason.starts_with("domain web: ") && reason.contains(said),
+                        "{children} {text:?}: {reason}"
+                    );
+                    assert!(reason.contains(&format!("virsh dumpxml {UUID} | ")), "{reason}");
+                    let mode = fs::metadata(room.record().with_extension(REFUSAL)).expect("there").mode();
+                    assert_eq!(mode & 0o7777, 0o600);
+                    fs::remove_file(&file).ok();
+                    mend(&room);
+                    assert_eq!(refusal(), None, "{by} does not mend {children}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_bounded_whatever_a_domain_is_called() {
+        let room = Room::new();
+        let name = "ä".repeat(10_000);
+        let xml = format!(
+            "<domain><name>{name}</name><uuid>{UUID}</uuid><metadata><i:instance xmlns:i='{NAMESPACE}'>\
+             <i:{name}/></i:instance></metadata></domain>"
+        );
+        room.feed("start begin -", &xml).expect_err("refused");
+        let text = fs::read(room.record().with_extension(REFUSAL)).expect("a reason");
+        assert!(text.len() <= REFUSAL_BYTES, "{} bytes", text.len());
+        let error = io_error(Path::new(&name), "nothing", io::ErrorKind::NotFound.into());
+        refuse(
+            &room.0.path().join("run").join(DIRECTORY),
+            &name,
+            UUID,
+            &error,
+            &Log::new(Path::new("/no"), "web"),
+        );
+        let text = fs::read_to_string(room.record().with_extension(REFUSAL)).expect("UTF-8");
+        assert!(
+            text.len() <= REFUSAL_BYTES && text.ends_with("reconnect begin -`\n"),
+            "{} bytes",
+            text.len()
+        );
+    }
+
+    #[test]
+    fn an_invalid_record_that_is_there_is_refused_again() {
+        let room = Room::new();
+        let bad = "<ssh-key>two\tlines</ssh-key>";
+        for _ in 0..2 {
+            room.hook("start begin -", bad, "vnet7").expect_err("no record");
+        }
+    }
+
+    #[test]
     fn a_domain_that_drops_its_metadata_loses_its_record() {
         let room = Room::new();
         room.hook("start begin -", "", "vnet7").expect("hooked").expect("a record");
@@ -345,6 +495,11 @@ mod tests {
         assert!(early["network"]["nics"][0]["port"].is_null());
         let started = room.hook("start begin -", "", "vnet7").expect("hooked");
         assert_eq!(room.hook("migrate begin -", "", "vnet7").expect("hooked"), started);
+        let refusal = room.record().with_extension(REFUSAL);
+        for (children, is_refused) in [("<nonsense/>", true), ("<ssh-key>\t</ssh-key>", true), ("", false)] {
+            let hooked = room.hook("migrate begin -", children, "vnet7");
+            assert_eq!((hooked.is_err(), refusal.exists()), (is_refused, is_refused), "{children}");
+        }
         let fixed = Room::new().hook("prepare begin -", "", "tap-web").expect("hooked").expect("a record");
         assert_eq!(fixed["network"]["nics"][0]["port"]["ifname"], "tap-web");
     }

@@ -43,11 +43,25 @@ impl Log {
         Self { socket: opened.ok().map(|own| (own, socket.to_owned())), guest: shown(guest) }
     }
 
-    /// Logs a text, one message for each line.
-    pub fn say(&self, severity: Severity, text: &str) {
-        for line in text.lines().filter(|line| !line.is_empty()) {
+    /// Prints a text for whoever runs the hook by hand, one message for each line. The host's log does not get it, because
+    /// libvirt reports every domain again whenever it restarts.
+    pub fn print(&self, text: &str) {
+        for line in self.lines(text) {
+            _ = writeln!(io::stderr(), "xdp-imds: {line}");
+        }
+    }
+
+    fn lines(&self, text: &str) -> impl Iterator<Item = String> {
+        text.lines().filter(|line| !line.is_empty()).map(|line| {
             let mut line = format!("{}: {}", self.guest, Printable(line));
             line.truncate(line.floor_char_boundary(LINE));
+            line
+        })
+    }
+
+    /// Logs a text, one message for each line.
+    pub fn say(&self, severity: Severity, text: &str) {
+        for line in self.lines(text) {
             let written = writeln!(io::stderr(), "xdp-imds: {line}");
             let sent = self.socket.as_ref().map(|(own, socket)| {
                 let priority = DAEMON | severity as u8;

@@ -6,12 +6,12 @@ use crate::publisher::Publisher;
 use crate::{FeedError, directory};
 use metadata_content::record::RecordLimits;
 
-/// Watches the hook's records like [`directory::watch`]. A record's key is its domain's UUID.
+/// Watches the hook's records like [`directory::watch`], and what it refused. A record's key is its domain's UUID.
 ///
 /// # Errors
 /// The errors of [`directory::watch`].
 pub async fn watch(dir: PathBuf, limits: RecordLimits, tx: impl Into<Publisher>) -> Result<(), FeedError> {
-    directory::watch(dir, limits, tx.into().named(uuid)).await
+    directory::watch_with_refusals(dir, limits, tx.into().named(uuid)).await
 }
 
 /// A file's name without its extension.
@@ -23,6 +23,7 @@ fn uuid(name: String) -> String {
 mod tests {
     use super::watch;
     use crate::FeedEvent;
+    use crate::directory::{REFUSAL, REFUSAL_BYTES};
     use metadata_content::record::RecordLimits;
     use std::time::Duration;
     use tokio::sync::mpsc;
@@ -45,6 +46,33 @@ mod tests {
         std::fs::remove_file(&path).expect("removed");
         let removed = next().await;
         assert!(matches!(&removed, FeedEvent::Remove { key } if key == uuid), "{removed:?}");
+        // What the hook refused: without a record, of a good record, of a record that becomes good, and no longer.
+        let good = include_str!("../../../../tests/vectors/record.yaml");
+        let refusal = path.with_extension(REFUSAL);
+        let good = serde_yaml::from_str::<serde_json::Value>(good).expect("YAML").to_string();
+        let refused = |next: FeedEvent, reason: &str| {
+            let FeedEvent::Rejected { key, error } = next else { panic!("{next:?}") };
+            assert_eq!((key.as_str(), error.to_string().as_str()), (uuid, reason));
+        };
+        std::fs::write(&refusal, "domain web: first\n").expect("written");
+        assert!(matches!(next().await, FeedEvent::Remove { .. }));
+        refused(next().await, "domain web: first");
+        std::fs::write(&path, &good).expect("written");
+        assert!(matches!(next().await, FeedEvent::Upsert { .. }), "the record is good");
+        refused(next().await, "domain web: first");
+        std::fs::write(&refusal, "x".repeat(3 * REFUSAL_BYTES)).expect("written");
+        assert!(matches!(next().await, FeedEvent::Upsert { .. }));
+        refused(next().await, &"x".repeat(REFUSAL_BYTES));
+        std::fs::remove_file(&refusal).expect("removed");
+        let again = next().await;
+        assert!(
+            matches!(&again, FeedEvent::Upsert { key, .. } if key == uuid),
+            "nothing is refused: {again:?}"
+        );
+        // No other file of that ending is read.
+        std::fs::write(room.path().join("web.refused"), "no").expect("written");
+        std::fs::remove_file(&path).expect("removed");
+        assert!(matches!(next().await, FeedEvent::Remove { .. }));
         drop(events);
         timeout(LONG, watching).await.expect("in time").expect("no panic").expect("a good end");
     }

@@ -21,7 +21,7 @@ use crate::http_connection::{self, HttpLimits};
 
 /// Limit on connections of one listener. Beyond it one that waits for its client is closed.
 pub(super) const CONNECTIONS: usize = 32;
-/// Limit from the start of a connection, or the end of an answer, to the end of the next request's head.
+/// Time limit from the start of a connection, or the end of an answer, to the end of the next request's head.
 pub(super) const HEAD_WITHIN: Duration = Duration::from_secs(5);
 /// Limit on a request's head, in bytes.
 pub(super) const HEAD_MAX: usize = 16 << 10;

@@ -48,7 +48,7 @@ fn line_max(version: u32) -> usize {
 /// Bytes read at a time.
 const READ: usize = 64 << 10;
 
-/// Limit on the time to write a line. The other agent reads lines as they arrive.
+/// Time limit for writing a line. The other agent reads lines as they arrive.
 const WRITE_WITHIN: Duration = Duration::from_secs(5);
 
 /// Messages of the next agent.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use metadata_base::port::PortName;
-use metadata_control::status::{AttachmentStatus, MacMismatch};
+use metadata_control::status::{AttachmentStatus, MacMismatch, RefusedRecord};
 use metadata_steer::SteeringMode;
 use metadata_steer::probe::{AddressUse, DeviceState, Feature, PinnedLink, ProbeError, ProbeResult, Search};
 
@@ -23,6 +23,8 @@ pub struct Facts {
     pub directories: Vec<(&'static str, Directory)>,
     /// The records in the directory of records; `None` if no such directory is configured.
     pub records: Option<RecordFacts>,
+    /// Directories with parts of records that users may read who must not.
+    pub exposed: Vec<ExposedFile>,
     /// Other agents, conflicts and losses on the node.
     pub node: NodeFacts,
     /// The ports that the configuration and the records name.
@@ -216,6 +218,17 @@ pub struct RecordFacts {
     pub unreadable: Option<String>,
 }
 
+/// Files with parts of records, which may hold passwords, that others than their owner and its group may read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExposedFile {
+    /// Their directory.
+    pub directory: PathBuf,
+    /// The first few files and their modes.
+    pub files: Vec<(String, u32)>,
+    /// Number of files.
+    pub count: usize,
+}
+
 /// Other agents, conflicts and losses on the node.
 #[derive(Clone, Debug)]
 pub struct NodeFacts {
@@ -235,6 +248,8 @@ pub struct NodeFacts {
     pub attachments: Option<AttachmentStatus>,
     /// The ports of the running agent whose guests use a MAC that no record has there.
     pub mac_mismatches: Vec<MacMismatch>,
+    /// The records that the running agent refuses, but for those of files, which [`RecordFacts`] has.
+    pub refused: Vec<RefusedRecord>,
     /// A socket that a previous agent left in the run directory. `None` if there is no such socket, or if an agent
     /// listens.
     pub stale_socket: Option<PathBuf>,

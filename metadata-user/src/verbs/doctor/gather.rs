@@ -32,6 +32,7 @@ pub(super) fn facts(config: &Config, process: ProcessFacts) -> Facts {
         kubevirt: kubevirt::kubevirt(config),
         #[cfg(not(feature = "kubevirt"))]
         kubevirt: None,
+        exposed: room::exposed(config),
         proxmox: config.proxmox.as_ref().map(|options| room::remote(&options.directory)),
         identity: config.identity.as_ref().map(identity::identity),
         kernel: kernel(config),
@@ -74,6 +75,13 @@ fn node(config: &Config) -> NodeFacts {
     let filter = std::fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
     NodeFacts {
         attachments: status.as_ref().map(|status| status.attachments.clone()),
+        // No file's name has a slash.
+        refused: status
+            .iter()
+            .flat_map(|status| &status.refused)
+            .filter(|one| one.record.contains('/'))
+            .cloned()
+            .collect(),
         mac_mismatches: status.map_or_else(Vec::new, |status| status.mac_mismatches),
         hub: probe::hub_devices(&config.hub, config.workers),
         veth_full: probe::veth_full(&config.hub, config.workers).unwrap_or_default(),

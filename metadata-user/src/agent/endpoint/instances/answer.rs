@@ -92,7 +92,7 @@ pub(super) fn absent(id: &RecordId) -> ApiProblem {
 
 /// The error text for a name without a record. The command prints it too.
 pub(super) fn none(id: &RecordId) -> String {
-    format!("there is no {id}; `xdp-imds ls` (GET /v1/instances) lists all instances")
+    format!("there is no {id}; `xdp-imds ls` lists all instances")
 }
 
 pub(super) fn precondition(detail: String) -> ApiProblem {

@@ -175,21 +175,25 @@ pub(super) fn read_guest_data(uri: &Uri) -> Result<RecordId, ApiProblem> {
             _ => return Err(unknown(&Method::DELETE, &key)),
         }
     }
-    Ok(RecordId::new(source, &name))
+    id(source, &name)
 }
 
 fn name<'a>(uri: &'a Uri, prefix: &str) -> Result<Cow<'a, str>, ApiProblem> {
     let name = uri.path().strip_prefix(prefix).unwrap_or_default();
-    let name =
-        percent_decode_str(name).decode_utf8().map_err(|_| bad_request("a name in UTF-8", "other bytes"))?;
-    if !is_name(&name) {
+    percent_decode_str(name).decode_utf8().map_err(|_| bad_request("a name in UTF-8", "other bytes"))
+}
+
+/// The record of a source with this name. The names of other sources than the API may have any letters, such as those of
+/// a file.
+fn id(source: RecordSource, name: &str) -> Result<RecordId, ApiProblem> {
+    if source == RecordSource::Api && !is_name(name) {
         let expected = format!(
             "a name of 1 to {NAME_MAX} letters, digits, `-`, `.`, `_`, `~`, `:` and `@`, in parts joined by `/`, \
              none of them `.` or `..`"
         );
         return Err(bad_request(&expected, &format!("{} bytes that are none", name.len())));
     }
-    Ok(name)
+    Ok(RecordId::new(source, name))
 }
 
 /// Reads the URL of a request about one name.
@@ -204,6 +208,7 @@ pub(super) fn read(uri: &Uri, method: &Method) -> Result<Named, ApiProblem> {
             _ => return Err(unknown(method, &key)),
         }
     }
+    let id = id(source, &name)?;
     if *method != Method::GET && !source.is_kept() {
         let detail = format!("records of the source {} are changed where they come from", source.name());
         return Err(forbidden(&detail));
@@ -212,7 +217,7 @@ pub(super) fn read(uri: &Uri, method: &Method) -> Result<Named, ApiProblem> {
         return Err(bad_request("`wait=attached` beside `timeout`", "`timeout` alone"));
     }
     let wait = waits.then(|| PortWait { timeout: timeout.unwrap_or(WAIT) });
-    Ok(Named { id: RecordId::new(source, &name), wait })
+    Ok(Named { id, wait })
 }
 
 /// Reads the query of a request for a list.
@@ -285,6 +290,8 @@ mod tests {
         }
         let named = read(&uri("/v1/instances/a?source=file"), &Method::GET).expect("any source can be read");
         assert_eq!(named.id, RecordId::new(RecordSource::File, "a"));
+        let named = read(&uri("/v1/instances/a%20b.yaml?source=file"), &Method::GET).expect("a file's name");
+        assert_eq!(named.id, RecordId::new(RecordSource::File, "a b.yaml"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::super::{Check, Facts, NodeFacts};
 use super::count;
-use metadata_control::status::MacMismatch;
+use metadata_control::status::{MacMismatch, RefusedRecord};
 use metadata_steer::probe::AddressUse;
 
 /// 2026-01-01 UTC in seconds since 1970. A correct clock shows a later time.
@@ -17,6 +17,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks.extend(closed(facts));
     checks.extend(attachments(node));
     checks.extend(node.mac_mismatches.iter().map(mac_mismatch));
+    checks.extend(node.refused.iter().map(refused));
     checks.extend(ring(node));
     checks.extend(namespaces(node));
     checks.extend(addresses(node));
@@ -130,6 +131,17 @@ fn attachments(node: &NodeFacts) -> Option<Check> {
         None => "not yet".to_owned(),
     };
     Some(Check::ok(name, format!("programs and pins are as the running agent made them (compared {ago})")))
+}
+
+/// A record that the running agent refuses, or that libvirt's hook refused.
+fn refused(refused: &RefusedRecord) -> Check {
+    let check = Check::warn(
+        "agent.refused",
+        refused.reason.clone(),
+        "a record that can be used",
+        "Correct what the reason names; until then the VM has its last good record, or none",
+    );
+    check.of(&refused.record)
 }
 
 /// A guest that uses another MAC than its record says gets no answer.

@@ -1,6 +1,6 @@
 //! Checks the directories of pins, records, state and sockets.
 
-use super::super::{Check, CheckStatus, Directory, Facts, FileSystem, PinFacts, RecordFacts};
+use super::super::{Check, CheckStatus, Directory, ExposedFile, Facts, FileSystem, PinFacts, RecordFacts};
 use super::count;
 use metadata_steer::PINS_VERSION;
 
@@ -45,7 +45,26 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
             checks.extend(conflicts(records));
         }
     }
+    checks.extend(facts.exposed.iter().map(exposed));
     checks
+}
+
+/// Files with parts of records that others may read.
+fn exposed(exposed: &ExposedFile) -> Check {
+    let ExposedFile { directory, files, count } = exposed;
+    let named: Vec<_> = files.iter().map(|(name, mode)| format!("{name} (mode {mode:04o})")).collect();
+    let more = if *count > files.len() { ", …" } else { "" };
+    let check = Check::warn(
+        "records.parts",
+        format!(
+            "{} that others may read or change: {}{more}",
+            super::count(*count, "file"),
+            named.join(", ")
+        ),
+        "mode 0640 or stricter, because parts of records hold passwords and keys",
+        format!("Run `find {} -maxdepth 1 -type f -perm /027 -exec chmod 0640 {{}} +`", directory.display()),
+    );
+    check.of(directory.display())
 }
 
 fn pinned(pins: &PinFacts) -> Vec<Check> {

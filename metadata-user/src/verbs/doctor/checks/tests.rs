@@ -108,6 +108,7 @@ fn healthy() -> Facts {
             agent: None,
             attachments: None,
             mac_mismatches: Vec::new(),
+            refused: Vec::new(),
             stale_socket: None,
             addresses: Ok(vec![AddressUse {
                 address: "169.254.169.254".parse().expect("an address"),
@@ -126,6 +127,7 @@ fn healthy() -> Facts {
             hook: Some(directory(0o755)),
         }),
         proxmox: Some(directory(0o755)),
+        exposed: Vec::new(),
         identity: Some(IssuerFacts {
             directory: "/some/keys".into(),
             keys: Ok(IdentityKeyFacts { count: 2, skipped: Vec::new(), made_here: false }),

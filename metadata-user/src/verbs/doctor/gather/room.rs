@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
 
-use super::super::facts::{Directory, FileSystem, PathFacts, PinFacts};
+use super::super::facts::{Directory, ExposedFile, FileSystem, PathFacts, PinFacts};
 use crate::config::Config;
 use metadata_control::status::{self, AgentStatus};
-use metadata_feed::proxmox;
+use metadata_feed::part::open_mode;
+use metadata_feed::{libvirt, proxmox};
 use metadata_steer::PINS_VERSION;
 use metadata_steer::probe::{ProbeError, pinned_links};
 
@@ -37,6 +38,32 @@ pub(super) fn directories(config: &Config) -> Vec<(&'static str, Directory)> {
     let state = config.state.as_deref().map(|path| ("state", path));
     let all = records.into_iter().chain(state).chain([("run", &*config.run)]);
     all.map(|(what, path)| (what, directory(path))).collect()
+}
+
+/// Most files of a directory with parts of records that are looked at: two for each record of a full node.
+const PARTS_MOST: usize = 1 << 15;
+/// Maximum number of exposed files kept.
+const EXPOSED_TOLD: usize = 3;
+
+/// Returns the directories with parts of records that others may read. The hook of libvirt has no configuration here, so
+/// that only its default directory is known.
+pub(super) fn exposed(config: &Config) -> Vec<ExposedFile> {
+    let proxmox = config.proxmox.as_ref().map(|options| &*options.files);
+    let directories = [Path::new(libvirt::DEFAULT_FILES)].into_iter().chain(proxmox);
+    directories.filter_map(exposed_in).collect()
+}
+
+/// Returns the files of a directory that others may read; `None` if there are none.
+fn exposed_in(directory: &Path) -> Option<ExposedFile> {
+    let entries = fs::read_dir(directory).ok()?.take(PARTS_MOST).flatten();
+    let files = entries.filter_map(|entry| {
+        Some((entry.file_name().to_string_lossy().into_owned(), open_mode(&entry.path())?))
+    });
+    let mut files: Vec<_> = files.collect();
+    files.sort();
+    let count = files.len();
+    files.truncate(EXPOSED_TOLD);
+    (count > 0).then(|| ExposedFile { directory: directory.into(), files, count })
 }
 
 pub(super) fn directory(path: &Path) -> Directory {
@@ -99,7 +126,10 @@ pub(super) fn status(run: &Path) -> Option<AgentStatus> {
 
 #[cfg(test)]
 mod tests {
-    use super::{agent, directory, file_system};
+    use super::super::super::facts::ExposedFile;
+    use super::{EXPOSED_TOLD, agent, directory, exposed_in, file_system};
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixListener;
     use std::path::Path;
 
@@ -111,6 +141,28 @@ mod tests {
         assert_eq!(file_system(Path::new("no/such/directory")).expect("a file system").at, Path::new("."));
         let seen = directory(&room.path().join("a"));
         assert_eq!(seen.found, Ok(None));
+    }
+
+    #[test]
+    fn parts_of_records_that_others_may_read_are_found_and_counted() {
+        let room = tempfile::tempdir().expect("a directory");
+        let write = |name: &str, mode| {
+            fs::write(room.path().join(name), "").expect("written");
+            fs::set_permissions(room.path().join(name), fs::Permissions::from_mode(mode)).expect("a mode");
+        };
+        assert_eq!(exposed_in(&room.path().join("nowhere")), None);
+        fs::create_dir(room.path().join("directory")).expect("a directory");
+        for (name, mode) in [("own.yaml", 0o600), ("group.yaml", 0o640)] {
+            write(name, mode);
+        }
+        assert_eq!(exposed_in(room.path()), None);
+        for (name, mode) in [("a", 0o644), ("b.yaml", 0o602), ("c", 0o660), ("d", 0o604)] {
+            write(name, mode);
+        }
+        let found = exposed_in(room.path()).expect("exposed files");
+        let files = [("a", 0o644), ("b.yaml", 0o602), ("c", 0o660)].map(|(name, mode)| (name.into(), mode));
+        assert_eq!(files.len(), EXPOSED_TOLD);
+        assert_eq!(found, ExposedFile { directory: room.path().into(), files: files.into(), count: 4 });
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Tests the checks of directories, the node and ports.
 
-use super::super::super::facts::{Directory, Facts, FileSystem, PathFacts, PinFacts, RecordFacts};
+use super::super::super::facts::{
+    Directory, ExposedFile, Facts, FileSystem, PathFacts, PinFacts, RecordFacts,
+};
 use super::super::super::{Check, CheckStatus};
 use super::super::all;
 use super::{directory, healthy, judge, program, refused, room, the_tap, wrong};
-use metadata_control::status::{AttachmentStatus, ExpectedMac, MacMismatch};
+use metadata_control::status::{AttachmentStatus, ExpectedMac, MacMismatch, RefusedRecord};
 use metadata_steer::SteeringMode;
 use metadata_steer::probe::{AddressUse, DeviceLocation, Filter, PinnedLink, Search};
 
@@ -225,6 +227,26 @@ fn the_node_is_checked() {
             "port.mac",
             Warn,
             &["vnet0", "52:54:00:00:00:56 are dropped", "web-1.yaml expects 52:54:00:00:00:99"],
+        ),
+        (
+            "a domain whose record the hook refused",
+            |f| {
+                let reason = "domain web: <metadata> of the domain, line 3: found <nonsense>".into();
+                f.node.refused = vec![RefusedRecord { record: "hook/7c0f".into(), reason }];
+            },
+            "agent.refused",
+            Warn,
+            &["hook/7c0f", "domain web: <metadata>", "last good record"],
+        ),
+        (
+            "a part of a record that others may read",
+            |f| {
+                let files = vec![("a.yaml".into(), 0o644)];
+                f.exposed = vec![ExposedFile { directory: "/etc/parts".into(), files, count: 2 }];
+            },
+            "records.parts",
+            Warn,
+            &["/etc/parts", "2 files", "a.yaml (mode 0644), …", "chmod 0640"],
         ),
         ("a full veth", |f| f.node.veth_full = 7, "hub.ring", Warn, &["7 steered", "workers"]),
         ("unknown neighbours", |f| f.node.addresses = Err(refused()), "address", Warn, &["not permitted"]),
