@@ -43,6 +43,11 @@ struct Step {
 }
 
 const STEPS: &[Step] = &[
+    Step {
+        name: "commits",
+        about: "messages of new commits say what, why and how tested",
+        run: super::commits::check,
+    },
     Step { name: "format", about: "rustfmt leaves every file as it is", run: format },
     Step { name: "lints", about: "clippy has no warning, with every set of features", run: lints },
     Step { name: "docs", about: "rustdoc has no warning", run: docs },
