@@ -147,6 +147,19 @@ fn the_picture_shows_each_crate_above_those_it_depends_on() {
 }
 
 #[test]
+fn the_map_of_the_code_names_files_that_exist() {
+    let (_, map) = PAGE.split_once("## Where to start reading").expect("the map");
+    let (map, _) = map.split_once("\n## ").expect("the end of the map");
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let paths: Vec<_> = spans(map).filter(|span| span.ends_with(".rs") || span.ends_with("src/")).collect();
+    assert!(paths.len() > 10, "{paths:?}");
+    for path in paths {
+        let directory = if path.starts_with("metadata-") { top.clone() } else { top.join("metadata-user") };
+        assert!(directory.join(path).exists(), "{path}");
+    }
+}
+
+#[test]
 fn every_crate_of_the_agent_has_a_row() {
     let rows: BTreeSet<_> = rooms().into_iter().map(|room| room.name).collect();
     let ours = |name: &String| name.starts_with("metadata-") || name == "xdp-imds-build-id";

@@ -33,8 +33,7 @@ pub const RUN: &str = "Build the agent and run it in the foreground on this host
 pub const SCHEMAS: &str =
     "Make the extract of published schemas that tests check objects against, or check that it is up to date";
 /// `cargo xtask soak`.
-pub const SOAK: &str =
-    "Put hours of churn, restarts and hostile guests into minutes, and watch everything that could leak";
+pub const SOAK: &str = "Accelerated soak test: churn, restarts, hostile guests; checks for leaks";
 /// `cargo xtask storm`.
 pub const STORM: &str = "Boot thousands of guests at once on the agent and on peers, and measure";
 /// `cargo xtask traffic`.
