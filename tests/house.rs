@@ -41,12 +41,12 @@ const OTHER_PARSERS: [(&str, &str); 18] = [
     ("signer/src/documents.rs", "a document of the agent, at most a packet long"),
     ("signer/src/wire.rs", "the agent's packets to its signer, with a limit of bytes"),
     ("src/agent/handover/wire.rs", "lines of the agent that takes over, with a limit of bytes"),
-    ("src/agent/shelf.rs", "the agent's own files; the record in them goes through the parser"),
+    ("src/agent/registration_store.rs", "the agent's own files; the record in them goes through the parser"),
     ("src/verbs/doctor/gather/room.rs", "the agent's status, read by its verb"),
     ("src/verbs/trace.rs", "lines of the agent, read by its verbs"),
     ("src/verbs/which.rs", "answers of the agent, read by its verbs"),
-    ("state/src/asked.rs", "the agent's own file, with a limit of bytes for each line"),
-    ("state/src/form.rs", "the agent's own files, with a limit of bytes for each line"),
+    ("state/src/asked_dialects.rs", "the agent's own file, with a limit of bytes for each line"),
+    ("state/src/state_file.rs", "the agent's own files, with a limit of bytes for each line"),
     ("state/src/mailboxes.rs", "the agent's own file, with a limit of bytes"),
 ];
 

@@ -1,7 +1,7 @@
 //! The manifests fit the agent: it can read the configuration, has the capabilities it needs and no other, answers the
 //! probes, and exports every metric of an alert or a panel. `cargo xtask manifests` checks the rest against schemas.
 
-use metadata_feed::room;
+use metadata_feed::memory_budget;
 use metadata_user::config::Config;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -55,8 +55,8 @@ fn the_packaged_unit_bounds_memory_and_lets_vms_outlive_the_agent() {
     };
     let gib: u64 = setting("MemoryMax").strip_suffix('G').and_then(|gib| gib.parse().ok()).expect("GiB");
     // Two workers is what an eighth of the limit has room for.
-    assert!(room::within(Some(gib << 30), 2) >= room::DEFAULT_BYTES, "{gib} GiB");
-    assert!(((gib << 30) / 8) as usize / room::WORKER_BYTES == 2, "{gib} GiB");
+    assert!(memory_budget::within(Some(gib << 30), 2) >= memory_budget::DEFAULT_BYTES, "{gib} GiB");
+    assert!(((gib << 30) / 8) as usize / memory_budget::WORKER_BYTES == 2, "{gib} GiB");
     // libvirt and Proxmox VE leave QEMU at 0. The kernel adds thousandths of all memory, so only 1000 is beyond a VM
     // that has all of it.
     assert_eq!(setting("OOMScoreAdjust"), "1000");

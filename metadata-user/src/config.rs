@@ -33,7 +33,7 @@ use metadata_base::run::DEFAULT_RUN;
 use metadata_content::record;
 #[cfg(feature = "kubevirt")]
 use metadata_feed::kubevirt;
-use metadata_feed::{proxmox, room};
+use metadata_feed::{memory_budget, proxmox};
 use metadata_serve::audit::AuditConfig;
 use metadata_steer::{ClosedTaps, PortLimits, SteeringMode};
 
@@ -74,9 +74,9 @@ pub struct Config {
     pub arp_only: Option<Vec<Ipv4Addr>>,
     /// How much one port may send to the metadata service. The kernel enforces the limits.
     pub limits: PortLimits,
-    /// Memory limit for all rendered records, in bytes or as text (`"512MiB"`), at least [`room::LEAST_BYTES`].
+    /// Memory limit for all rendered records, in bytes or as text (`"512MiB"`), at least [`memory_budget::LEAST_BYTES`].
     /// Records beyond the limit are refused. Default (`None`): the control group's memory limit when the configuration
-    /// is read, less the agent's own needs ([`room::within`]), or [`room::DEFAULT_BYTES`] without such a limit.
+    /// is read, less the agent's own needs ([`memory_budget::within`]), or [`memory_budget::DEFAULT_BYTES`] without such a limit.
     #[serde(deserialize_with = "read::bytes_field")]
     pub record_memory: Option<usize>,
     /// Limits of a record's custom `metadata`. Records that exceed them are refused.
@@ -230,7 +230,8 @@ impl Config {
     /// Returns the memory limit for all records, in bytes: `record_memory` or its default.
     #[must_use]
     pub fn record_bytes(&self) -> usize {
-        self.record_memory.unwrap_or_else(|| room::within(room::cgroup::memory_limit(), self.workers))
+        self.record_memory
+            .unwrap_or_else(|| memory_budget::within(memory_budget::cgroup::memory_limit(), self.workers))
     }
 
     /// Returns the limits of one record, with those of `metadata`.

@@ -21,7 +21,7 @@ use metadata_content::identity::IdentityCounts;
 use metadata_content::sink::SinkCounts;
 use metadata_control::status::{ApiServer, Instances, PortState};
 use metadata_datapath::worker::WorkerStats;
-use metadata_feed::room::Usage;
+use metadata_feed::memory_budget::Usage;
 use metadata_serve::WorkerCounts;
 use metadata_serve::audit::AuditCounts;
 use metadata_state::mailboxes::MailboxCounts;

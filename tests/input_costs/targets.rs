@@ -19,10 +19,10 @@ use metadata_feed::kubevirt::translate::{VolumeFiles, translate as translate_vmi
 use metadata_feed::kubevirt::{self, Vmi};
 use metadata_feed::libvirt::domain::{LibvirtDomain, TapNames};
 use metadata_feed::libvirt::{NAMESPACE, compose};
-use metadata_feed::part::merge;
 use metadata_feed::pods::{Pod, Tap, TapKind};
 use metadata_feed::proxmox::custom::Custom;
 use metadata_feed::proxmox::{self, TranslationInput, VmConfig};
+use metadata_feed::record_part::merge;
 use metadata_signer::jwt::JoinedKeySet;
 use metadata_user::config::Config;
 use metadata_user::verbs::webhook;

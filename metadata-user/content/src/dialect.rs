@@ -55,6 +55,7 @@ mod demand;
 mod description;
 mod digitalocean;
 mod document;
+mod document_tree;
 mod ec2;
 mod eve;
 mod gce;
@@ -70,12 +71,11 @@ mod nocloud_network;
 mod nwcs;
 mod openstack;
 mod oracle;
+mod route_builder;
 mod scaleway;
-mod sheet;
 mod text;
 mod tokens;
 mod vultr;
-mod walk;
 mod yaml;
 
 #[cfg(test)]
@@ -90,7 +90,7 @@ use std::time::Duration;
 
 use crate::record::{self, Dialects, Record};
 use crate::store::{Host, Interner, RequestLimit, Responses, VmState};
-use sheet::RouteBuilder;
+use route_builder::RouteBuilder;
 
 /// A row of the table.
 struct Row {

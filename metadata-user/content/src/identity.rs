@@ -8,17 +8,17 @@
 //! Guests may also ask in the words of a cloud: for a token with that cloud's claims ([`CloudClaims`]), and, on a node
 //! with an operator's certificate, for the cloud's signed documents ([`SigningRequest`]).
 
+mod signing_request;
 mod vm_issuer;
-mod wanted;
 
 #[cfg(test)]
 mod tests;
 
+pub use signing_request::{CloudClaims, Nonce, SigningJob, SigningRequest};
 pub use vm_issuer::{
     CACHED_PER_VM, IssuedToken, IssuerResponse, Order, SIGNINGS_BURST, SIGNINGS_PER_SECOND, TokenRefusal,
     VmIssuer, WAITING_PER_VM,
 };
-pub use wanted::{CloudClaims, Nonce, SigningJob, SigningRequest};
 
 use metadata_base::share::{FairShare, Tenant};
 use metadata_common::mac::Mac;

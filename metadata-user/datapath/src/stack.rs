@@ -22,10 +22,10 @@ mod config;
 mod connection;
 mod emit;
 mod frame;
+mod interfaces;
 mod port;
 mod receive;
 mod recovery;
-mod seam;
 mod send;
 mod stats;
 mod table;
@@ -38,11 +38,11 @@ pub use config::{
     CONNECTIONS, MTU, NARROW_FOR, PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, SEND_AHEAD,
     SHARE, StackConfig, TIME_WAIT, TIME_WAITS, TIME_WAITS_PER_PORT,
 };
-pub use port::{DRAIN_LIMIT, ServedFlows};
-pub use seam::{AckLedger, DisplacedConnection, KernelReceipt, NoLedger};
-pub use seam::{
+pub use interfaces::{AckLedger, DisplacedConnection, KernelReceipt, NoLedger};
+pub use interfaces::{
     ConnectionAction, Exchange, FramePreview, LONG_MAX, Long, RefusedRequests, Service, Transmit,
 };
+pub use port::{DRAIN_LIMIT, ServedFlows};
 pub use stats::{SlotStats, StackStats};
 
 use metadata_common::maps::Slot;

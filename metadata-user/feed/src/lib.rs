@@ -8,13 +8,13 @@ pub mod directory;
 #[cfg(feature = "kubevirt")]
 pub mod kubevirt;
 pub mod libvirt;
-pub mod part;
+pub mod memory_budget;
 #[cfg(feature = "kubevirt")]
 pub mod pods;
 pub mod proxmox;
 pub mod publisher;
+pub mod record_part;
 pub mod registry;
-pub mod room;
 pub mod snapshot;
 
 use std::io;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use metadata_common::mac::Mac;
 
-use crate::room::MemoryExhausted;
+use crate::memory_budget::MemoryExhausted;
 use metadata_base::port::PortName;
 use metadata_content::record::{Record, RecordError};
 

@@ -13,7 +13,7 @@
 //! 3. the domain's `<metadata>`: an element `instance` of [`NAMESPACE`] ([`instance`] has its form);
 //! 4. `<uuid>.yaml` in the directory of files.
 //!
-//! The files hold parts of a record ([`crate::part`]): mappings merge, lists and payloads replace, `null` removes a
+//! The files hold parts of a record ([`crate::record_part`]): mappings merge, lists and payloads replace, `null` removes a
 //! value, and MAC or id identify a NIC. A domain with neither 3 nor 4 gets no record.
 
 pub mod compose;
@@ -30,7 +30,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::part::PartError;
+use crate::record_part::PartError;
 use metadata_content::record::RecordError;
 pub use watch::watch;
 

@@ -19,8 +19,8 @@
 mod cgroup;
 mod files;
 mod follow;
+mod inlet_task;
 mod launcher;
-mod tend;
 mod volumes;
 
 use std::collections::{BTreeSet, HashMap};
@@ -35,13 +35,13 @@ use tokio::task::AbortHandle;
 
 use files::WatchedVolumes;
 use follow::WatchContext;
-use tend::{InletRequester, wishes};
+use inlet_task::{InletRequester, wishes};
 
 use metadata_links::inlet;
 
 pub use follow::AT_FIRST;
+pub use inlet_task::{INLET_PAUSE, InletPause};
 pub use launcher::{NicNames, NotAPod, PodUid, names_of};
-pub use tend::{INLET_PAUSE, InletPause};
 pub use volumes::{KEY_BYTES, MAX_KEYS, VOLUME_BYTES, VolumeContent, VolumeError, Volumes};
 pub(crate) use volumes::{VolumeReading, VolumeVersion};
 

@@ -9,8 +9,8 @@ use metadata_base::share::{ShareReport, Tenant};
 use tokio::sync::{mpsc, watch};
 
 use super::FeedEvent;
+use crate::memory_budget::{MemoryBudget, MemoryExhausted};
 use crate::registry::RecordId;
-use crate::room::{MemoryBudget, MemoryExhausted};
 use metadata_content::record::Record;
 use metadata_content::source::RecordSource;
 

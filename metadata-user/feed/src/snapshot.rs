@@ -11,7 +11,7 @@
 //!
 //! The snapshot contains payloads and credentials. So it needs no other file, is as secret as the records, and has mode
 //! 0600. It is replaced as a whole. The agent ignores a snapshot that differs from what was written
-//! ([`metadata_state::form`]).
+//! ([`metadata_state::state_file`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,9 +26,9 @@ use serde_json::value::RawValue;
 use crate::registry::RecordId;
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
-pub use metadata_state::form::WriteResult;
-use metadata_state::form::{FormError, OtherVersion, StateFileKind};
 use metadata_state::private_file;
+pub use metadata_state::state_file::WriteResult;
+use metadata_state::state_file::{FormError, OtherVersion, StateFileKind};
 
 /// The file's name in the state directory.
 pub const FILE: &str = "records.snapshot";

@@ -11,14 +11,14 @@
 pub mod draw;
 mod fetch;
 pub mod figures;
-mod look;
 mod screen;
 pub mod terminal;
+mod terminal_style;
 #[cfg(test)]
 mod tests;
 
 pub use draw::plain;
 pub use fetch::fetch;
-pub use look::TerminalStyle;
 pub use screen::KeyAction;
 pub use screen::{Documents, LISTED, Screen, ScreenContent, ViewQuery};
+pub use terminal_style::TerminalStyle;

@@ -2,9 +2,9 @@
 //! available, and counts the result.
 
 pub mod audit;
-mod handing;
-mod talk;
-mod tally;
+mod connection;
+mod handover_answers;
+mod worker_counts;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -27,9 +27,9 @@ use metadata_content::store::{Datasource, Host, LiveOutcome, ParkedCall, Request
 use metadata_datapath::GROUP;
 use metadata_datapath::stack::{FramePreview, RefusedRequests, Service};
 
-pub use handing::{AnswerStage, HandedRequest, HandoverAnswers, QUESTIONS};
-pub use talk::HttpConnection;
-pub use tally::{BOUNDS_NS, Latencies, WaitEnd, WaitReason, WorkerCounts};
+pub use connection::HttpConnection;
+pub use handover_answers::{AnswerStage, HandedRequest, HandoverAnswers, QUESTIONS};
+pub use worker_counts::{BOUNDS_NS, Latencies, WaitEnd, WaitReason, WorkerCounts};
 
 /// The answer to a request.
 #[derive(Clone, Debug)]

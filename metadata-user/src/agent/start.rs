@@ -29,7 +29,7 @@ use metadata_datapath::sandbox::{SandboxMode, SandboxStage};
 use metadata_datapath::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
 use metadata_datapath::worker::{WorkerConfig, WorkerHandle, WorkerLauncher};
 use metadata_feed::libvirt;
-use metadata_feed::room::MemoryBudget;
+use metadata_feed::memory_budget::MemoryBudget;
 use metadata_serve::audit::Collector;
 use metadata_serve::{HandoverAnswers, MetadataService};
 use metadata_steer::{Hub, PreviousAgent, SteerConfig, Steering, hub_queues};

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use super::shelf::RegistrationStore;
+use super::registration_store::RegistrationStore;
 use crate::config::Config;
 use crate::delivery::{self, Deliveries};
 use crate::metrics;
@@ -21,7 +21,7 @@ use metadata_content::store::VmState;
 use metadata_content::token::Keyring;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError};
-use metadata_state::asked::{self, DialectsByUuid};
+use metadata_state::asked_dialects::{self, DialectsByUuid};
 use metadata_state::mailboxes::{self, FormerRecords, Mailboxes};
 use metadata_state::save_queue::{SaveQueue, StateFile, UnsavedFiles};
 use metadata_state::token_file;
@@ -111,7 +111,7 @@ fn former_records(state: &Path) -> FormerRecords {
 
 /// Reads which dialects guests use. Without the file, each is rendered when its guest asks for it.
 fn read_asked(path: &Path) -> DialectsByUuid {
-    asked::read(path).unwrap_or_else(|error| {
+    asked_dialects::read(path).unwrap_or_else(|error| {
         warn!(file = %path.display(), "expected the dialects that guests asked for before, found: {error}; each is rendered when its guest asks again");
         DialectsByUuid::new()
     })
@@ -143,7 +143,7 @@ impl NodeState {
             None => (Keyring::ephemeral(), None, Mailboxes::in_memory(outbox.clone())),
         };
         let asked = config.state.as_ref().map(|directory| {
-            let path = directory.join(asked::FILE);
+            let path = directory.join(asked_dialects::FILE);
             let known = read_asked(&path);
             mailboxes.remember(known.clone());
             (path, Mutex::new(known))
@@ -271,7 +271,7 @@ impl NodeState {
         if *queued != asked {
             queued.clone_from(&asked);
             let path = path.clone();
-            self.saves.submit(StateFile::Dialects, move || asked::write(&path, &asked));
+            self.saves.submit(StateFile::Dialects, move || asked_dialects::write(&path, &asked));
         }
     }
 

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use metadata_common::maps;
 
 use metadata_content::record;
+use metadata_feed::memory_budget;
 use metadata_feed::registry::MAX_RECORDS;
-use metadata_feed::room;
 use metadata_steer::HUB_PREFIX_MAX;
 
 use super::{Config, ConfigError, PAGE_HOSTS};
@@ -63,8 +63,8 @@ impl Config {
                 return value(field, format!("at most {most}"), found.to_string());
             }
         }
-        if let Some(found) = self.record_memory.filter(|bytes| *bytes < room::LEAST_BYTES) {
-            let least = format!("at least {} bytes", room::LEAST_BYTES);
+        if let Some(found) = self.record_memory.filter(|bytes| *bytes < memory_budget::LEAST_BYTES) {
+            let least = format!("at least {} bytes", memory_budget::LEAST_BYTES);
             return value("record_memory", least, found.to_string());
         }
         let instances = self.api().instances;

@@ -1,6 +1,6 @@
 //! The default number of workers.
 
-use metadata_feed::room::{WORKER_BYTES, cgroup};
+use metadata_feed::memory_budget::{WORKER_BYTES, cgroup};
 
 /// CPUs for which one worker suffices. By a model of a node with 62 VMs on each CPU that all run cloud-init at once
 /// (the bench `many_cores`), a worker is then busy for an eighth of the storm.

@@ -8,7 +8,7 @@ use crate::identity::SignerReport;
 use metadata_base::share::{ShareReport, Tenant};
 use metadata_content::identity::IdentityCounts;
 use metadata_control::status::ApiServer;
-use metadata_feed::room::Usage;
+use metadata_feed::memory_budget::Usage;
 use metadata_steer::AttachmentCheck;
 
 const NONE: [(&str, &str); 0] = [];

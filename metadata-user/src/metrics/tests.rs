@@ -10,7 +10,7 @@ use metadata_control::status::{ApiServer, InstanceState, Instances, PortState};
 use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::{LinkStats, TapStats};
 use metadata_datapath::worker::{LoopStats, WorkerStats};
-use metadata_feed::room::Usage;
+use metadata_feed::memory_budget::Usage;
 use metadata_serve::WorkerCounts;
 use metadata_serve::audit::AuditCounts;
 use metadata_state::mailboxes::MailboxCounts;

@@ -19,10 +19,10 @@ use metadata_content::sink::Outbox;
 use metadata_content::source::RecordSource;
 use sha2::{Digest as _, Sha256};
 
-use crate::asked::DialectsByUuid;
-use crate::form::{OtherVersion, set_aside};
+use crate::asked_dialects::DialectsByUuid;
 use crate::private_file;
 use crate::save_queue::{SaveQueue, StateFile};
+use crate::state_file::{OtherVersion, set_aside};
 pub use former::FormerRecords;
 
 /// Most bytes to read from a VM's file: all attributes, documents and names, as base64.

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::attach::AttachError;
 use super::counters::DevicePoll;
-use super::held::{HeldLink, replace_tcx, replace_xdp};
+use super::held_link::{HeldLink, replace_tcx, replace_xdp};
 use super::mode::Programs;
 use super::pins::{LinkName, Pin, PinDirectory, PinnedProgram};
 use super::ports::{AttachedPort, look, place};

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
-use super::held::{HeldLink, LinkFault};
+use super::held_link::{HeldLink, LinkFault};
 use super::mode::Programs;
 use super::pins::{LinkName, Pin, PinDirectory, PinLocation, PinnedProgram, RELEASE_GRACE};
 use super::ports::AttachedPort;

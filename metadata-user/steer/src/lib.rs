@@ -77,7 +77,7 @@ mod features;
 #[cfg(test)]
 mod formats;
 mod guard;
-mod held;
+mod held_link;
 mod hub;
 mod link;
 mod loading;
@@ -124,7 +124,7 @@ use adopt::InheritedPort;
 use check::{Checks, HubLink};
 use failure::ProbeError;
 use features::{Feature, Features};
-use held::HeldLink;
+use held_link::HeldLink;
 use hub::{HubDevices, HubGuard, HubTaps};
 use metadata_base::port::PortName;
 use metadata_datapath::afxdp::AllSentTable;

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use super::attach::AttachError;
 use super::failure::ProbeError;
 use super::features::ProbeResult;
-use super::held::HeldLink;
+use super::held_link::HeldLink;
 use super::pins::{Pin, PinnedProgram};
 use super::{SteerError, Steering, attach};
 use metadata_base::port::PortName;

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::attach;
 use super::counters::DevicePoll;
-use super::held::is_missing;
+use super::held_link::is_missing;
 use super::mode::{Programs, SteeringProgram};
 use super::tables::SlotBinding;
 use super::{PortLimits, SteerError, Steering};

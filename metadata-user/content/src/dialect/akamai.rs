@@ -17,7 +17,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
 use super::addresses::{IpVersion, given, known, labels, public_keys};
-use super::sheet::{JSON, RouteBuilder, TEXT};
+use super::route_builder::{JSON, RouteBuilder, TEXT};
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Method, Request, Response, StatusCode};

@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value};
 
 use super::document::{DocumentNode, JsonDocument, PartKind};
-use super::sheet::{BYTES, JSON, RouteBuilder, TEXT};
+use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT};
 use super::{AccessCondition, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};

@@ -26,7 +26,7 @@ use std::net::IpAddr;
 use std::sync::LazyLock;
 
 use super::document::{DocumentNode, JsonDocument, PartKind};
-use super::sheet::{JSON, RouteBuilder, TEXT};
+use super::route_builder::{JSON, RouteBuilder, TEXT};
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Body, Response, StatusCode};

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::addresses::public_keys;
-use super::sheet::RouteBuilder;
+use super::route_builder::RouteBuilder;
 use super::text::payload_text;
 use super::{Description, Mount};
 use crate::dialect::json::json;

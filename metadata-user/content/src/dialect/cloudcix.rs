@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::addresses::public_keys;
 use super::nocloud_network::{Gateways, version_2};
-use super::sheet::{RouteBuilder, TEXT};
+use super::route_builder::{RouteBuilder, TEXT};
 use super::text::payload_text;
 use super::{Description, Mount};
 use crate::dialect::json::json;

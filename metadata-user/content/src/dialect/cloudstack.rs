@@ -5,7 +5,7 @@
 
 use std::sync::LazyLock;
 
-use super::sheet::{RouteBuilder, TEXT};
+use super::route_builder::{RouteBuilder, TEXT};
 use super::{Description, Mount, tokens};
 use crate::http::{Response, StatusCode};
 use crate::record::values::Secret;

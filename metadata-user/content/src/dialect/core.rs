@@ -1,7 +1,7 @@
 //! The root `/`, which belongs to no dialect.
 
 use super::gce;
-use super::sheet::{RouteBuilder, TEXT};
+use super::route_builder::{RouteBuilder, TEXT};
 use crate::http::Response;
 use crate::record::{Dialect, Record};
 use crate::store::{EVERY_DIALECT, LiveOutcome, LiveRequest, LiveRoute, Methods};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::sheet::RouteBuilder;
+use super::route_builder::RouteBuilder;
 use crate::record::{self, Record};
 use crate::store::Host;
 

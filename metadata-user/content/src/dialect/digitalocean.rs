@@ -18,12 +18,12 @@ use super::addresses::{
     IpVersion, gateway, given, known, labels, netmask, network_of, only_ipv6, public_keys, resolvers,
     role_name,
 };
-use super::sheet::{BYTES, JSON, RouteBuilder};
+use super::route_builder::{BYTES, JSON, RouteBuilder};
 use super::text::payload_text;
 use super::{Description, Mount, client};
 use crate::dialect::document::{DocumentNode, JsonDocument, PartKind};
 use crate::dialect::json::json;
-use crate::dialect::sheet::TEXT;
+use crate::dialect::route_builder::TEXT;
 use crate::http::{Body, Response, StatusCode};
 use crate::record::network::{Address, AddressMethod};
 use crate::record::values::NicMac;

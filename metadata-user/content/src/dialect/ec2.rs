@@ -23,7 +23,7 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 
-use super::sheet::{RouteBuilder, TEXT};
+use super::route_builder::{RouteBuilder, TEXT};
 use super::{AccessCondition, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
-use super::sheet::{JSON, RouteBuilder, TEXT};
+use super::route_builder::{JSON, RouteBuilder, TEXT};
 use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Method, Response, StatusCode};

@@ -31,7 +31,7 @@ use std::time::Duration;
 use tree::{Etag, NodeShape, TreeNode, TreeView};
 
 use super::document::{DocumentNode, JsonDocument};
-use super::sheet::{JSON, RouteBuilder, TEXT};
+use super::route_builder::{JSON, RouteBuilder, TEXT};
 use super::{AccessCondition, Description, Mount, client};
 use crate::dialect::json::json;
 use crate::http::{Body, Method, Response, StatusCode};

@@ -14,10 +14,10 @@ use serde_json::{Map, Value};
 use std::time::Duration;
 
 use super::addresses::{IpVersion, gateway, given, known, network_of, public_keys, speaks};
+use super::document_tree::DocumentTree;
 use super::network_v1::{Resolvers, version_1};
-use super::sheet::{RouteBuilder, YAML};
+use super::route_builder::{RouteBuilder, YAML};
 use super::text::payload_text;
-use super::walk::DocumentTree;
 use super::yaml;
 use super::{Description, Mount};
 use crate::dialect::json::json;

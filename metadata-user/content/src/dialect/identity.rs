@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::sheet::{JSON, RouteBuilder, TEXT};
+use super::route_builder::{JSON, RouteBuilder, TEXT};
 use super::tokens::UNPROXIED;
 use crate::http::{Response, StatusCode};
 use crate::identity::{IssuedToken, IssuerResponse, SigningRequest, TokenRefusal, VmIssuer};

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use super::sheet::{JSON, RouteBuilder};
+use super::route_builder::{JSON, RouteBuilder};
 use super::{AccessCondition, Description, Mount};
 use crate::http::{Response, StatusCode};
 use crate::record::Record;

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use percent_encoding::percent_decode;
 use sha2::{Digest as _, Sha256};
 
-use super::sheet::{BYTES, RouteBuilder, TEXT, YAML};
+use super::route_builder::{BYTES, RouteBuilder, TEXT, YAML};
 use super::text::text_form;
 use super::{AccessCondition, Description, Mount};
 use crate::http::target::normalise;

@@ -4,7 +4,7 @@
 //! the body to the record's sinks. The answer is 413 to a body that is too large, else a success, even if the message
 //! is dropped: a guest would only retry after an error.
 
-use super::sheet::{RouteBuilder, TEXT};
+use super::route_builder::{RouteBuilder, TEXT};
 use crate::http::{Method, Response, StatusCode};
 use crate::sink::MessageKind;
 use crate::store::{EVERY_DIALECT, LiveOutcome, LiveRequest, LiveRoute, Methods};

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::nocloud_network::{self, Gateways, ROUTES_SINCE};
-use super::sheet::{RouteBuilder, YAML};
+use super::route_builder::{RouteBuilder, YAML};
 use super::{Description, Mount, client, yaml};
 use crate::http::{Response, StatusCode};
 use crate::record::network::NetworkMode;

@@ -8,7 +8,7 @@ mod tests;
 
 use super::addresses::public_keys;
 use super::network_v1::{Resolvers, version_1};
-use super::sheet::RouteBuilder;
+use super::route_builder::RouteBuilder;
 use super::text::payload_text;
 use super::{Description, Mount};
 use crate::dialect::json::json;

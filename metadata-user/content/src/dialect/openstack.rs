@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use std::time::Duration;
 
-use super::sheet::{BYTES, JSON, RouteBuilder, TEXT};
+use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT};
 use super::text::text_form;
 use super::{Description, Mount};
 use crate::dialect::json::json;

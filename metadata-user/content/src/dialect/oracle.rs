@@ -13,8 +13,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
 use super::addresses::{IpVersion, gateway, given, known, network_of, speaks};
-use super::sheet::RouteBuilder;
-use super::walk::DocumentTree;
+use super::document_tree::DocumentTree;
+use super::route_builder::RouteBuilder;
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::addresses::{IpVersion, gateway, given, known, labels};
-use super::sheet::{BYTES, JSON, RouteBuilder, TEXT};
+use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT};
 use super::text::payload_text;
 use super::{AccessCondition, Description, Mount, client};
 use crate::dialect::json::json;

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use super::sheet::{RouteBuilder, TEXT};
+use super::route_builder::{RouteBuilder, TEXT};
 use crate::http::{Method, Response, StatusCode};
 use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 use crate::token::TokenKind;

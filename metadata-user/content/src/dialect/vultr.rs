@@ -17,7 +17,7 @@ use super::addresses::{
 use super::digitalocean;
 use super::document::{JsonDocument, PartKind};
 use super::network_v1::{Resolvers, version_1};
-use super::sheet::{JSON, RouteBuilder, TEXT};
+use super::route_builder::{JSON, RouteBuilder, TEXT};
 use super::text::payload_text;
 use super::{Description, Mount, client};
 use crate::dialect::json::json;

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Claims;
-use super::wanted::{SigningJob, SigningRequest};
+use super::signing_request::{SigningJob, SigningRequest};
 use super::{Issuer, Permit, count};
 use crate::record::identity::Audience;
 use crate::record::{Owner, Record};

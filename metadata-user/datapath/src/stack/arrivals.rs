@@ -13,7 +13,7 @@ use super::config::{RECEIVE_BUFFER, TIME_WAIT};
 use super::connection::{StackConnection, TurnCause};
 use super::emit::Header;
 use super::frame::{EthernetAddresses, FIN, RST, SYN, Segment, Tuple, before};
-use super::seam::{AckLedger, FramePreview, Service, Transmit};
+use super::interfaces::{AckLedger, FramePreview, Service, Transmit};
 use super::tcb::Tcb;
 use super::timewait::TimeWait;
 use super::{Stack, receive};

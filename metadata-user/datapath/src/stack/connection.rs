@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use super::config::{PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEND_AHEAD};
 use super::frame::{RST, Segment};
+use super::interfaces::{AckLedger, DisplacedConnection, KernelReceipt};
+use super::interfaces::{ConnectionAction, Exchange};
 use super::receive::SegmentOutcome;
-use super::seam::{AckLedger, DisplacedConnection, KernelReceipt};
-use super::seam::{ConnectionAction, Exchange};
 use super::send::FrameWriter;
 use super::tcb::Tcb;
 use super::timewait::Numbers;

@@ -8,7 +8,7 @@ use super::config::MTU;
 use super::frame::{
     ACK, ETHERNET, EthernetAddresses, HEADER, IPV4, IPV6, RST, Segment, TCP, Tuple, checksums,
 };
-use super::seam::{Long, Transmit};
+use super::interfaces::{Long, Transmit};
 
 /// Default hop limit; Linux uses the same.
 pub(super) const HOP_LIMIT: u8 = 64;

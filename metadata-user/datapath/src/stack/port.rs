@@ -10,7 +10,7 @@ use super::arrivals::SegmentContext;
 use super::connection::StackConnection;
 use super::emit::Header;
 use super::frame::{FIN, RST, Segment};
-use super::seam::{AckLedger, Exchange, Service, Transmit};
+use super::interfaces::{AckLedger, Exchange, Service, Transmit};
 
 /// The connections and recently closed flows of one slot.
 pub(super) struct PortConnections {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::config::{PIECES_PER_CONNECTION, SEGMENTS_IN_FLIGHT};
 use super::emit::{FrameBuilder, HOP_LIMIT, Header};
 use super::frame::{FIN, PSH, RST, before};
+use super::interfaces::{LONG_MAX, Transmit, work_of};
 use super::receive::safe_segment;
-use super::seam::{LONG_MAX, Transmit, work_of};
 use super::tcb::Tcb;
 
 /// Limit of segments sent in one turn: all that may be in flight, and one retransmission.

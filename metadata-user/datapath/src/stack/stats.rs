@@ -1,6 +1,6 @@
 //! Counters and gauges of a stack.
 
-use super::seam::RefusedRequests;
+use super::interfaces::RefusedRequests;
 
 /// Counters since the start, and current gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

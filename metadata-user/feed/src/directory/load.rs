@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::io as io_error;
 use crate::FeedError;
-use crate::part::{self, TOO_OPEN};
+use crate::record_part::{self, TOO_OPEN};
 use metadata_content::record::values::is_uuid;
 use metadata_content::record::vm::FileSource;
 use metadata_content::record::{CREDENTIAL_BYTES, Credential, Record, RecordLimits, Warning};
@@ -57,7 +57,7 @@ fn refused(name: &str) -> Option<String> {
 /// The text of the refusal of a record, if there is one.
 fn refusal(dir: &Path, name: &str) -> Option<String> {
     let path = dir.join(name).with_extension(REFUSAL);
-    match part::read(&path, REFUSAL_BYTES) {
+    match record_part::read(&path, REFUSAL_BYTES) {
         Ok(bytes) => bytes.map(|mut bytes| {
             bytes.truncate(REFUSAL_BYTES);
             String::from_utf8_lossy(&bytes).trim_end().to_owned()

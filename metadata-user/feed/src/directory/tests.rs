@@ -10,9 +10,9 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 
 use super::{load, names, watch, watch_at_most};
+use crate::memory_budget::{MemoryBudget, Weight};
 use crate::publisher::Publisher;
 use crate::registry::RecordId;
-use crate::room::{MemoryBudget, Weight};
 use crate::{FeedError, FeedEvent};
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;

@@ -11,7 +11,7 @@ use metadata_content::parser;
 use serde::de::{Deserializer, IgnoredAny};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::room;
+use crate::memory_budget;
 use metadata_content::record::Owner;
 
 /// The label with the node a VMI runs on, set from the moment that node takes it over.
@@ -70,7 +70,7 @@ impl Vmi {
     /// The length of the decoded fields as JSON, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        room::length(self)
+        memory_budget::length(self)
     }
 
     /// `namespace/name`, the key of the VMI.

@@ -25,7 +25,7 @@ use super::run::{Pauses, WatchPacing, between};
 use super::vmi::{NODE_LABEL, TARGET_LABEL};
 use super::{Vmi, VmiError, client};
 use crate::contact::{Contact, ContactError, FailureKind};
-use crate::room;
+use crate::memory_budget;
 
 /// Most objects on a page of a list.
 const PAGE: u32 = 500;
@@ -155,7 +155,7 @@ impl ApiWatch {
         loop {
             let page = answer(self.api.list(&params)).await?;
             self.contact.answered(self.origin.name(), Instant::now().into_std());
-            let bytes: usize = page.items.iter().map(room::length).sum();
+            let bytes: usize = page.items.iter().map(memory_budget::length).sum();
             params.limit = Some(next_page(page.items.len(), bytes));
             for object in page.items {
                 listed.insert(key(&object));

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::LibvirtError;
 use super::domain::LibvirtDomain;
-use crate::part::{DEFAULTS, merge, name_nics, open_mode, parse_composed, part, tells_of_network};
+use crate::record_part::{DEFAULTS, merge, name_nics, open_mode, parse_composed, part, tells_of_network};
 
 /// What makes a domain's record. The parts override each other in this order: the domain's devices, `defaults.yaml`,
 /// the domain's metadata, its own file.

@@ -5,7 +5,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::{Value, json};
 
 use super::{LibvirtError, NAMESPACE, XML_BYTES, XML_NAMESPACES, XML_NODES, instance};
-use crate::part::{SmbiosFields, label, stamp};
+use crate::record_part::{SmbiosFields, label, stamp};
 use metadata_base::port::is_ifname;
 use metadata_content::record::values::is_uuid;
 

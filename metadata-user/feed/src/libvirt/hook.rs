@@ -23,7 +23,7 @@ use super::domain::{self, LibvirtDomain, SkippedInterface, TapNames};
 use super::syslog::{self, Log, Severity};
 use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, NAMESPACE, XML_BYTES, io_error};
 use crate::directory::{REFUSAL, REFUSAL_BYTES};
-use crate::part;
+use crate::record_part;
 use metadata_base::printable::Printable;
 use metadata_base::run::DEFAULT_RUN;
 use metadata_content::record::{Record, RecordLimits, Warning};
@@ -255,7 +255,7 @@ fn has_port(record: &Value) -> bool {
 
 /// The existing record, if it is readable.
 fn read(path: &Path) -> Option<Value> {
-    let bytes = part::read(path, LIMITS.record_bytes).ok()??;
+    let bytes = record_part::read(path, LIMITS.record_bytes).ok()??;
     serde_json::from_slice(&bytes).ok()
 }
 

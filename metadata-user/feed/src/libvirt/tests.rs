@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::domain::{LibvirtDomain, TapNames, uuid};
 use super::{NAMESPACE, XML_BYTES, compose};
-use crate::part::{DEFAULTS, FILE_BYTES};
+use crate::record_part::{DEFAULTS, FILE_BYTES};
 use metadata_content::record::{Record, RecordLimits};
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";

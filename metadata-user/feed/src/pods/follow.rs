@@ -13,8 +13,8 @@ use tokio::time::Instant;
 
 use super::cgroup::Index;
 use super::files::WatchedVolumes;
+use super::inlet_task::{InletRequests, tend};
 use super::launcher::{self, Launcher};
-use super::tend::{InletRequests, tend};
 use super::{Inlets, Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
 use crate::blocking;
 use metadata_links::devices::{EthernetDevice, LinkList};

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::config::{is_space, list};
 use super::{ProxmoxProblem, VmConfig};
-use crate::part::merge;
+use crate::record_part::merge;
 use metadata_content::parser;
 use metadata_content::record::values::excerpt;
 

@@ -19,7 +19,7 @@ use super::{
     PATIENCE, ProxmoxOptions, ProxmoxProblem, ProxmoxTranslation, TranslationInput, VmConfig, translate,
 };
 use crate::FeedError;
-use crate::part::{DEFAULTS, PartError, part, read};
+use crate::record_part::{DEFAULTS, PartError, part, read};
 
 /// Largest number of a VM in Proxmox VE (`pve-vmid` in pve-common's JSONSchema.pm).
 pub(super) const VMID_MOST: u32 = 999_999_999;

@@ -17,8 +17,8 @@ use super::config::{boolean, list, words};
 use super::custom::Custom;
 use super::drive::{Dns, DriveFormat};
 use super::{ProxmoxOptions, ProxmoxProblem, VmConfig, custom, drive};
-use crate::part::{DEFAULTS, merge, name_nics, parse_composed};
-use crate::part::{SmbiosFields, label, stamp};
+use crate::record_part::{DEFAULTS, merge, name_nics, parse_composed};
+use crate::record_part::{SmbiosFields, label, stamp};
 
 /// Longest domain behind any first label, in bytes (RFC 1035 §2.3.4, §3.1).
 const DOMAIN_BYTES: usize = FQDN_BYTES - 64;

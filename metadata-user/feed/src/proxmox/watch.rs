@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use super::load::{DirectoryScan, FileStamps, LoadOutcome, VmDigest, VmFiles};
 use super::{LOOK, ProxmoxOptions, ProxmoxTranslation, load};
-use crate::part::PartError;
 use crate::publisher::Publisher;
+use crate::record_part::PartError;
 use crate::{FeedError, FeedEvent, blocking};
 
 /// Most VMs of a node.

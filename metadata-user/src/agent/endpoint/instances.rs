@@ -38,7 +38,7 @@ use tracing::info;
 use super::listen::{EvictionGuard, Peer};
 use super::{Agent, ControlRequest};
 use crate::agent::node::{ClearedData, TaggedRecord, etag};
-use crate::agent::shelf::RegistrationStore;
+use crate::agent::registration_store::RegistrationStore;
 use crate::config::Config;
 use answer::{ProblemResponse, absent, busy, clash, json, not_attached, not_kept, still_on_disk, too_many};
 pub(crate) use ask::{CheckedRegistration, InstanceRequest};

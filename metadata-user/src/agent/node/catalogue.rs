@@ -11,8 +11,8 @@ use metadata_common::mac::Mac;
 use metadata_content::record::{Owner, Record};
 use metadata_content::source::RecordSource;
 use metadata_content::store::Responses;
+use metadata_feed::memory_budget::MemoryBudget;
 use metadata_feed::registry::{Change, RecordId, Registry};
-use metadata_feed::room::MemoryBudget;
 use metadata_feed::{FeedError, FeedEvent};
 use metadata_state::save_queue::{SaveQueue, UnsavedFiles};
 use tracing::{debug, warn};
@@ -302,8 +302,8 @@ mod tests {
     use metadata_content::store::{Responses, VmState};
     use metadata_content::token::TokenKind;
     use metadata_feed::FeedEvent;
+    use metadata_feed::memory_budget::MemoryBudget;
     use metadata_feed::registry::RecordId;
-    use metadata_feed::room::MemoryBudget;
     use std::sync::Arc;
 
     fn catalogue() -> RecordCatalogue {

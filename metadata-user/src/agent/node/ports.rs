@@ -1,8 +1,8 @@
 //! The present state: attached ports, and the steps that bring them to the plan.
 
 mod closing;
+mod problems;
 mod takeover;
-mod troubles;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -22,9 +22,9 @@ use super::workers::Workers;
 use crate::agent::plan::Plan;
 use crate::agent::slots::IdentityName;
 pub(crate) use closing::TapGuard;
-use troubles::PortProblems;
-use troubles::PortShares;
-use troubles::{ABSENT, NO_NAMESPACE, UNREACHABLE};
+use problems::PortProblems;
+use problems::PortShares;
+use problems::{ABSENT, NO_NAMESPACE, UNREACHABLE};
 
 /// The ports of the node. Events touch ports; [`NodePorts::proceed`] brings touched ports to the plan.
 pub(crate) struct NodePorts {

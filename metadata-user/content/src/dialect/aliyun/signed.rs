@@ -11,7 +11,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::super::identity::{audience, signed};
-use super::super::sheet::{RouteBuilder, TEXT};
+use super::super::route_builder::{RouteBuilder, TEXT};
 use super::super::tokens::UNPROXIED;
 use super::{OPTIONAL, REQUIRED};
 use crate::http::{Response, StatusCode};

@@ -5,7 +5,7 @@
 
 use std::sync::LazyLock;
 
-use super::super::sheet::{JSON, RouteBuilder, TEXT};
+use super::super::route_builder::{JSON, RouteBuilder, TEXT};
 use super::wireserver::GUARDS;
 use crate::http::{Method, Response, StatusCode};
 use crate::store::path::HOST_PLUGIN_PORT;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::LazyLock;
 
-use super::super::sheet::{JSON, RouteBuilder};
+use super::super::route_builder::{JSON, RouteBuilder};
 use super::host_plugin::STATUS_URL;
 use crate::dialect::addresses::{IpVersion, given, known};
 use crate::http::{Method, Response, StatusCode};

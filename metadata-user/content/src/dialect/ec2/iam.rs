@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 
-use super::super::sheet::TEXT;
+use super::super::route_builder::TEXT;
 use super::super::tokens::UNPROXIED;
 use super::tree::Tree;
 use super::{REFUSED, TOKEN};

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::super::sheet::{RouteBuilder, TEXT};
+use super::super::route_builder::{RouteBuilder, TEXT};
 use crate::http::{Response, StatusCode};
 use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 

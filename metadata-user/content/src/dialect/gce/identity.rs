@@ -16,7 +16,7 @@ use std::sync::{Arc, LazyLock};
 use serde_json::{Map, Value};
 
 use super::super::identity::{SigningOutcome, ask};
-use super::super::sheet::TEXT;
+use super::super::route_builder::TEXT;
 use super::Query;
 use super::tree::Etag;
 use super::{PLAIN, flavoured, found, refusal};

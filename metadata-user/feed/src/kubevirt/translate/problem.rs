@@ -1,7 +1,7 @@
 //! The reasons why a VM, or a part of it, is not served.
 
 use super::PublicKeyError;
-use crate::room::MemoryExhausted;
+use crate::memory_budget::MemoryExhausted;
 
 /// Most problems of a VM that are named; the author of a VMI chooses how many it has.
 pub const MAX_PROBLEMS: usize = 16;

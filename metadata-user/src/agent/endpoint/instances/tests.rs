@@ -17,7 +17,7 @@ use super::super::{ControlRequest, Routers};
 use super::{BODY_MAX, CheckedRegistration, InstanceRequest, OPENAPI, Registrar, WAITS, routes};
 use crate::agent::Health;
 use crate::agent::node::{ClearedData, RegistrationConflict, TaggedRecord};
-use crate::agent::shelf::RegistrationStore;
+use crate::agent::registration_store::RegistrationStore;
 use crate::agent::slots::IdentityName;
 use crate::config::Config;
 use metadata_base::port::PortName;
@@ -25,8 +25,8 @@ use metadata_content::record::RecordLimits;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{Instance, InstancePort, NAME_MAX, Page};
 use metadata_control::status::{GuestState, InstanceState};
+use metadata_feed::memory_budget::MemoryExhausted;
 use metadata_feed::registry::RecordId;
-use metadata_feed::room::MemoryExhausted;
 use metadata_state::save_queue::{SaveQueue, StateFile};
 
 const PATIENCE: Duration = Duration::from_secs(20);

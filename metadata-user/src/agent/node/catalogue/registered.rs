@@ -6,11 +6,11 @@ use std::sync::Arc;
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 use metadata_feed::FeedEvent;
+use metadata_feed::memory_budget::MemoryExhausted;
 use metadata_feed::registry::{MAX_RECORDS, RecordId};
-use metadata_feed::room::MemoryExhausted;
 
 use super::{RecordCatalogue, TouchedPorts};
-use crate::agent::shelf::RegistrationStore;
+use crate::agent::registration_store::RegistrationStore;
 use crate::agent::slots::IdentityName;
 
 /// Where registered records are stored, and how many there may be.

@@ -13,7 +13,7 @@ use metadata_steer::{ClosedTaps, DeviceLookup, SteerError, is_hub_tap};
 use tracing::{debug, info, warn};
 
 use super::NodePorts;
-use super::troubles::PortProblems;
+use super::problems::PortProblems;
 use crate::agent::plan::Plan;
 
 /// Most closed taps of a namespace other than the agent's own, such as a pod's. Whoever makes more taps there leaves

@@ -11,7 +11,7 @@ use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
 use super::super::facts::{Directory, ExposedFile, FileSystem, PathFacts, PinFacts};
 use crate::config::Config;
 use metadata_control::status::{self, AgentStatus};
-use metadata_feed::part::open_mode;
+use metadata_feed::record_part::open_mode;
 use metadata_feed::{libvirt, proxmox};
 use metadata_steer::PINS_VERSION;
 use metadata_steer::probe::{ProbeError, pinned_links};

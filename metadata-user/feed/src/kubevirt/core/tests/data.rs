@@ -8,9 +8,9 @@ use super::{NOTHING, Story, pod, secretive, vmi};
 use crate::FeedEvent;
 use crate::kubevirt::Vmi;
 use crate::kubevirt::core::{Action, EventReason, GRACE, VmiOrigin};
+use crate::memory_budget::MemoryBudget;
 use crate::pods::PodEvent;
 use crate::registry::RecordId;
-use crate::room::MemoryBudget;
 use metadata_content::record::Record;
 use metadata_content::source::RecordSource;
 

@@ -17,8 +17,8 @@ use metadata_base::hex::hex;
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 use metadata_feed::registry::{MAX_RECORDS, RecordId};
-use metadata_state::form::{FileHeader, StateFileKind};
 use metadata_state::private_file;
+use metadata_state::state_file::{FileHeader, StateFileKind};
 
 /// The directory's name in the state directory.
 pub(super) const DIRECTORY: &str = "instances";

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::tally::{WaitEnd, WaitGuard, WaitReason};
+use super::worker_counts::{WaitEnd, WaitGuard, WaitReason};
 use super::{
     Answer, AnswerOrigin, AnswerSource, BODY_WITHIN, HEAD_WITHIN, IDLE, PUT_HOLD, RETRY_EVERY, Shared,
 };

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use metadata_content::record::{Dialect, Dialects};
 
-use crate::form::StateFileKind;
 use crate::private_file;
+use crate::state_file::StateFileKind;
 
 /// The file's name in the state directory.
 pub const FILE: &str = "dialects";

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::document::{JsonDocument, PartKind};
-use super::sheet::{JSON, TEXT};
+use super::route_builder::{JSON, TEXT};
 use crate::http::{Response, StatusCode};
 use crate::store::{LiveOutcome, LiveRequest, LiveRoute};
 
