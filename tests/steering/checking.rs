@@ -146,7 +146,11 @@ fn a_forced_release_that_is_abandoned_is_undone() {
         steering.check(start + after);
         let faults = steering.attachments().faults;
         assert_eq!(faults.iter().any(|line| line.contains("release --force")), !is_pinned, "{faults:?}");
-        assert_eq!(faults.len(), usize::from(!is_pinned), "pins that are made again are no fault: {faults:?}");
+        assert_eq!(
+            faults.len(),
+            usize::from(!is_pinned),
+            "pins that are made again are no fault: {faults:?}"
+        );
         assert_eq!(pins.join("v1").exists(), is_pinned, "{after:?} after the release");
     }
     steering.detach(&name).expect("detached");
