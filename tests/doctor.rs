@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::{Xdp, XdpMode};
+use metadata_signer::Algorithm;
 use metadata_user::agent::preflight::REFUSALS;
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -458,7 +459,7 @@ struct Refused {
 const NOTHING: fn(&Path) = |_| {};
 
 /// Every reason for which `serve` does not start that does not depend on the kernel's version.
-const REFUSED: [Refused; 23] = {
+const REFUSED: [Refused; 24] = {
     const fn early(
         what: &'static str,
         lines: &'static str,
@@ -520,6 +521,18 @@ const REFUSED: [Refused; 23] = {
             "identity: {issuer: 'https://a.example', keys: PATH/no-keys}",
             "identity.keys",
             "no-keys",
+        ),
+        spoilt(
+            early(
+                "no key for the algorithm",
+                "identity: {issuer: 'https://a.example', algorithm: RS256, keys: PATH/keys}",
+                "identity.keys",
+                "openssl genpkey -algorithm RSA",
+            ),
+            |path| {
+                let now = 1_795_428_000;
+                metadata_signer::directory::make(&path.join("keys"), Algorithm::Es256, now).expect("a key");
+            },
         ),
         late(early("a missing directory of records", "records: PATH/no-records", "directory", "no-records")),
         late(spoilt(

@@ -87,6 +87,7 @@ fn status() -> AgentStatus {
             port: text(),
             mac: text(),
             expected: vec![ExpectedMac { mac: text(), record: Some(text()) }],
+            ago: Some(40.0),
         }],
         shared_uuids: vec![SharedUuid { uuid: text(), records: vec![text()], unlisted: 1 }],
         shadowed: vec![ShadowedRecord { record: text(), by: text() }],

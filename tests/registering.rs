@@ -655,10 +655,16 @@ fn every_verb_finds_a_vm_that_is_not_served_and_gives_the_reason() {
             "status {name}: {code}: {text}"
         );
     }
+    // `doctor`, which sees no record of the API by itself, has the conflicts from the agent.
+    let (code, text) = node.command(&["doctor", "--no-pins"]);
+    let line = text.lines().find(|line| line.starts_with("FAIL  records.mac"));
+    let line = line.unwrap_or_else(|| panic!("no conflict in: {text}"));
+    assert!(code == 1 && line.contains(&file(&contested)) && line.contains("belongs to api/vm"), "{line}");
     // `get` and `clear` take the names that other verbs print, if they mean one record.
     for (words, code, said) in [
         (["get", "api/vm"], 0, "served"),
         (["get", "file/guest-2.yaml"], 0, "unplaced"),
+        (["get", "guest-1"], 0, "not served, held by api/vm"),
         (["get", "guest-2"], 0, "unplaced"),
         (["get", "guest-0"], 4, "2 instances are called guest-0: name one by `--source api vm`"),
         (["get", "nobody"], 7, "nobody"),

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
-use metadata_base::run::SOCKET;
+use metadata_base::run::{SOCKET, UNIT_WRITES};
 use metadata_control::status::{self, LookupOutcome};
 use metadata_datapath::sandbox;
 use metadata_feed::libvirt::hook;
@@ -435,6 +435,15 @@ fn main() -> ExitCode {
     exit.into()
 }
 
+/// Adds the advice to run `doctor` to the text of an error of `serve`, unless `doctor` would find nothing: it runs outside
+/// the unit's sandbox, and an agent that runs is no problem to it.
+fn advised(text: String) -> String {
+    if [UNIT_WRITES, "--takeover"].iter().any(|remedy| text.contains(remedy)) {
+        return text;
+    }
+    format!("{text}; run `xdp-imds doctor` like the agent to see what is wrong and what to do")
+}
+
 /// Runs a verb. Whatever it prints is written when this returns.
 fn run_verb(verb: Verb, log: LogHandle) -> anyhow::Result<Exit> {
     let mut out = io::BufWriter::new(output::stdout());
@@ -443,8 +452,7 @@ fn run_verb(verb: Verb, log: LogHandle) -> anyhow::Result<Exit> {
             drop(out);
             let config = serve.config()?;
             return run(config, serve, log).map(|()| Exit::Done).map_err(|error| {
-                let advice = "run `xdp-imds doctor` like the agent to see what is wrong and what to do";
-                let text = format!("{}; {advice}", described(&error));
+                let text = advised(described(&error));
                 error.context(text)
             });
         }
@@ -509,9 +517,21 @@ fn flushed(done: anyhow::Result<Exit>, mut out: impl io::Write) -> anyhow::Resul
 
 #[cfg(test)]
 mod tests {
-    use super::described;
+    use super::{advised, described};
     use anyhow::Context as _;
     use metadata_user::config::Config;
+
+    #[test]
+    fn doctor_is_advised_unless_it_would_find_nothing() {
+        let read_only = metadata_base::run::unit_hint(&std::io::ErrorKind::ReadOnlyFilesystem.into());
+        for (text, is_advised) in [
+            ("cannot attach tap0".to_owned(), true),
+            (format!("cannot make /srv/run{read_only}"), false),
+            ("another xdp-imds runs: take over from it with --takeover".to_owned(), false),
+        ] {
+            assert_eq!(advised(text.clone()).contains("xdp-imds doctor"), is_advised, "{text}");
+        }
+    }
 
     #[test]
     fn a_cause_appears_once() {

@@ -146,11 +146,31 @@ fn a_forced_release_that_is_abandoned_is_undone() {
         steering.check(start + after);
         let faults = steering.attachments().faults;
         assert_eq!(faults.iter().any(|line| line.contains("release --force")), !is_pinned, "{faults:?}");
+        assert_eq!(
+            faults.len(),
+            usize::from(!is_pinned),
+            "pins that are made again are no fault: {faults:?}"
+        );
         assert_eq!(pins.join("v1").exists(), is_pinned, "{after:?} after the release");
     }
     steering.detach(&name).expect("detached");
     assert_eq!(check(steering), [""; 0]);
     assert_eq!(pin_names(&pins), before);
+    // On SIGHUP everything is pinned again, before or after a check has noticed the release.
+    for is_noticed in [false, true] {
+        release(&pins, true).expect("released");
+        let steering = node.steering.as_mut().expect("it runs");
+        if is_noticed {
+            steering.check(Instant::now() + RELEASE_GRACE * 3);
+            let faults = steering.attachments().faults;
+            assert!(faults[0].contains("release --force"), "{faults:?}");
+        }
+        assert_eq!(check(steering), [""; 0], "noticed: {is_noticed}");
+        assert_eq!(pin_names(&pins), before, "noticed: {is_noticed}");
+    }
+    remove_pins(&pins);
+    let steering = node.steering.as_mut().expect("it runs");
+    assert_ne!(check(steering), [""; 0], "pins that somebody removes later are a fault");
     outlives(&mut node);
 }
 

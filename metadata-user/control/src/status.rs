@@ -115,7 +115,7 @@ pub struct AgentStatus {
 
 /// Frames for the metadata addresses from a MAC that no record has on their port: they are dropped. Noticed within the
 /// last ten minutes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MacMismatch {
     /// The port.
     pub port: String,
@@ -123,6 +123,10 @@ pub struct MacMismatch {
     pub mac: String,
     /// The MACs that the port expects.
     pub expected: Vec<ExpectedMac>,
+    /// Seconds since such frames were last noticed, which is not at each frame; `None` from an agent that does not say
+    /// it.
+    #[serde(default)]
+    pub ago: Option<f64>,
 }
 
 /// A MAC that a port expects.
@@ -134,20 +138,35 @@ pub struct ExpectedMac {
     pub record: Option<String>,
 }
 
+impl MacMismatch {
+    /// Says when such frames were last noticed, for the end of a sentence: a guest that is mended may still be listed.
+    /// Empty for those of this moment.
+    #[must_use]
+    pub fn noticed(&self) -> String {
+        let ago = self.ago.filter(|ago| *ago >= 1.0);
+        ago.map_or_else(String::new, |ago| format!(" (last noticed {ago:.0} s ago)"))
+    }
+}
+
 impl fmt::Display for MacMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { port, mac, expected } = self;
+        let Self { port, mac, expected, .. } = self;
         write!(f, "{port}: frames from MAC {mac} are dropped, because ")?;
         let more = if expected.len() > NAMED_MACS { ", …" } else { "" };
         let expected: Vec<_> = expected.iter().take(NAMED_MACS).map(ToString::to_string).collect();
         match &expected[..] {
             [] => {
-                write!(f, "no record has a NIC on this port; register the VM, or name the port in its record")
+                write!(
+                    f,
+                    "no record has a NIC on this port{}; register the VM, or name the port in its record",
+                    self.noticed()
+                )
             }
             _ => write!(
                 f,
-                "{}{more} there; give the NIC the MAC that the guest uses, or have the guest use the NIC's",
-                expected.join(", ")
+                "{}{more} there{}; give the NIC the MAC that the guest uses, or have the guest use the NIC's",
+                expected.join(", "),
+                self.noticed()
             ),
         }
     }

@@ -57,11 +57,13 @@ pub enum DirectoryError {
     },
     /// There is no usable key.
     #[error(
-        "expected a key in {}, found none that can be used; `xdp-imds identity key DIR` makes one", path.display()
+        "expected a key for {algorithm} in {}, found none that can be used; {}", path.display(), how_to_make(*algorithm, path)
     )]
     Empty {
         /// The directory.
         path: PathBuf,
+        /// The configured algorithm.
+        algorithm: Algorithm,
     },
     /// Other users can read a key.
     #[error("expected {} to be private, found mode {mode:o}; run: chmod 600 FILE", path.display())]
@@ -185,7 +187,8 @@ impl KeyDirectory {
     /// # Errors
     /// [`DirectoryError::Empty`].
     pub fn require_key(&self) -> Result<(), DirectoryError> {
-        if self.keys.is_empty() { Err(DirectoryError::Empty { path: self.path.clone() }) } else { Ok(()) }
+        let (path, algorithm) = (self.path.clone(), self.algorithm);
+        if self.keys.is_empty() { Err(DirectoryError::Empty { path, algorithm }) } else { Ok(()) }
     }
 
     fn list(&self) -> Result<Vec<NamedFileIdentity>, DirectoryError> {
@@ -235,6 +238,20 @@ impl KeyDirectory {
 
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DirectoryError {
     move |source| DirectoryError::Io { action, path: path.to_owned(), source }
+}
+
+/// Says how an operator makes a key for an algorithm in a directory, for the end of an error. RSA keys come from OpenSSL.
+#[must_use]
+pub fn how_to_make(algorithm: Algorithm, directory: &Path) -> String {
+    let directory = directory.display();
+    match algorithm {
+        Algorithm::Rs256 => format!(
+            "make one by `(umask 077; openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:3072 -out \
+             {directory}/$(date -u +%Y%m%dT%H%M%SZ).pem)`, or set `identity.algorithm: ES256`"
+        ),
+        Algorithm::Es256 => format!("make one by `xdp-imds identity key {directory}`"),
+        Algorithm::EdDsa => format!("make one by `xdp-imds identity key {directory} --algorithm EdDSA`"),
+    }
 }
 
 /// Makes a key in a directory, which is created with mode 0700 if it is missing. Returns the new file, of mode 0600.

@@ -144,11 +144,14 @@ impl Node {
 
     /// Logs each MAC that no record has on its port, once until it is no longer noticed there.
     fn log_mac_mismatches(&mut self) {
-        let now: BTreeSet<_> = self.view().mac_mismatches().into_iter().collect();
-        for (port, mac) in now.difference(&self.logged_macs) {
-            warn!("{}", self.view().mac_mismatch(port, *mac));
+        let now = self.view().mac_mismatches();
+        let logged = std::mem::take(&mut self.logged_macs);
+        for (port, sender) in
+            now.iter().filter(|(port, sender)| !logged.contains(&(port.clone(), sender.mac)))
+        {
+            warn!("{}", self.view().mac_mismatch(port, *sender));
         }
-        self.logged_macs = now;
+        self.logged_macs = now.into_iter().map(|(port, sender)| (port, sender.mac)).collect();
     }
 
     /// Tells the feed of KubeVirt how its VMs are served.

@@ -23,9 +23,11 @@ use super::state::KEY_FILE;
 use crate::config::{Config, PortSpec};
 use metadata_content::record::Record;
 
+/// The name of the refusal of a configuration without a source of records.
+pub const NO_SOURCES: &str = "configuration.sources";
 /// The names of all refusals here, as `doctor` shows them.
 pub const REFUSALS: [&str; 6] =
-    ["configuration.sources", "configuration.page", "api.group", "metrics", "token_key", "audit"];
+    [NO_SOURCES, "configuration.page", "api.group", "metrics", "token_key", "audit"];
 
 /// Attempts to listen on the metrics address while it is in use, and the pause between them: the last agent may be
 /// about to end.
@@ -62,7 +64,7 @@ pub fn values(config: &Config) -> Vec<ConfigRefusal> {
     let mut refusals = Vec::new();
     if !config.has_records() {
         refusals.push(ConfigRefusal {
-            name: "configuration.sources",
+            name: NO_SOURCES,
             found: "no records to serve".into(),
             expected: "a source of records",
             remedy:
@@ -176,6 +178,11 @@ fn listening(port: u16) -> Vec<String> {
 /// The files of token keys, which the agent reads before it serves. A damaged one in the state directory is set aside.
 fn token_keys(config: &Config) -> Option<ConfigRefusal> {
     let given = config.token_key.as_deref().and_then(|path| token_file::given(path).err());
+    let remedy = if given.is_some() {
+        "Correct `token_key`, or the file".into()
+    } else {
+        "Mend the file as it says, or name another directory by `state`".into()
+    };
     let kept = config.state.as_ref().map(|state| state.join(KEY_FILE));
     let kept = kept.and_then(|path| token_file::check_own(&path).err());
     let kept = kept.filter(|error| !matches!(error, token_file::TokenKeyError::Malformed { .. }));
@@ -184,7 +191,7 @@ fn token_keys(config: &Config) -> Option<ConfigRefusal> {
         name: "token_key",
         found: error.to_string(),
         expected: "token keys that only the agent's user can read",
-        remedy: "Correct `token_key`, or the file".into(),
+        remedy,
     })
 }
 
@@ -236,5 +243,28 @@ impl RecordConflicts {
     /// Returns a sentence for each record that cannot be served.
     pub fn iter(&self) -> impl Iterator<Item = String> {
         self.0.conflicts().map(|conflict| conflict.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::token_keys;
+    use crate::config::Config;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn a_refused_file_of_token_keys_is_named_and_the_field_only_if_it_is_set() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("token.key");
+        fs::write(&path, "").expect("written");
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).expect("a mode");
+        let own = Config { state: Some(room.path().to_owned()), ..Config::default() };
+        let given = Config { state: None, token_key: Some(path.clone()), ..Config::default() };
+        for (config, names_field) in [(own, false), (given, true)] {
+            let refusal = token_keys(&config).expect("a refusal");
+            assert!(refusal.found.contains(&path.display().to_string()), "{refusal}");
+            assert_eq!(refusal.remedy.contains("token_key"), names_field, "{refusal}");
+        }
     }
 }

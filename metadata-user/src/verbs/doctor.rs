@@ -37,6 +37,8 @@ pub struct DoctorRequest {
     pub config: Result<Config, String>,
     /// The configuration file, if there is one.
     pub file: Option<PathBuf>,
+    /// Neither options nor the file of the service say what to check.
+    pub lacks_file: bool,
     /// Write JSON instead of lines.
     pub json: bool,
 }
@@ -119,8 +121,12 @@ fn checks(question: &DoctorRequest) -> Vec<Check> {
     let mut checks = vec![checks::configuration(question)];
     // What `serve` refuses before it changes anything.
     let refusals = question.config.as_ref().map(preflight::refusals).unwrap_or_default();
+    // Without a file no source is configured, which the first check says.
+    let refusals = refusals
+        .into_iter()
+        .filter(|refusal| !(question.lacks_file && refusal.name == preflight::NO_SOURCES));
     checks.extend(
-        refusals.into_iter().map(|ConfigRefusal { name, found, expected, remedy }| {
+        refusals.map(|ConfigRefusal { name, found, expected, remedy }| {
             Check::fail(name, found, expected, remedy)
         }),
     );
@@ -175,9 +181,11 @@ impl DoctorArgs {
     /// Reads and validates the configuration.
     #[must_use]
     pub fn question(self) -> DoctorRequest {
+        let is_default = self.options == ConfigOverrides::default();
         let options = self.options.or_default_file();
         let file = options.file().map(Into::into);
         let config = options.config().and_then(|config| config.validate().map(|()| config));
-        DoctorRequest { config: config.map_err(|error| error.to_string()), file, json: self.json }
+        let lacks_file = is_default && file.is_none();
+        DoctorRequest { config: config.map_err(|error| error.to_string()), file, lacks_file, json: self.json }
     }
 }

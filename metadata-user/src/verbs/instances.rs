@@ -488,7 +488,11 @@ fn one(instance: &Instance, out: &mut dyn Write) -> io::Result<()> {
 
 fn ports(ports: &[InstancePort], out: &mut dyn Write) -> io::Result<()> {
     for (n, port) in ports.iter().enumerate() {
-        let state = serde_json::to_value(port.state).unwrap_or_default();
+        let state = match (&port.held_by, serde_json::to_value(port.state).unwrap_or_default()) {
+            // What is served there is the other record.
+            (Some(_), _) => "not served".into(),
+            (None, state) => state,
+        };
         let held = port.held_by.as_ref().map(|by| format!(", held by {}/{}", by.source.name(), by.name));
         let reason = port.reason.as_ref().map(|reason| format!(", {reason}"));
         let (name, state) = (if n == 0 { "ports" } else { "" }, state.as_str().unwrap_or_default());
@@ -570,7 +574,7 @@ vm          web-1, 7c0f
 generation  7
 etag        \"0a\"
 withheld    user_data
-ports       vnet0 52:54:00:00:00:01 unbound, held by file/web.yaml, no such interface yet
+ports       vnet0 52:54:00:00:00:01 not served, held by file/web.yaml, no such interface yet
 ";
         assert_eq!(String::from_utf8(out).expect("text"), expected);
     }

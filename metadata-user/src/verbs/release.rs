@@ -40,8 +40,9 @@ fn pinned(pins: &Path, released: &ReleaseSummary, out: &mut dyn Write) -> anyhow
         )?,
         _ => writeln!(
             out,
-            "removed {} from their devices, and {}",
+            "removed {} from {}, and {}",
             counted(*links as u64, "program"),
+            if *links == 1 { "its device" } else { "their devices" },
             counted(*maps as u64, "map")
         )?,
     }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use metadata_base::hex::hex;
+use metadata_base::run::unit_hint;
 use metadata_content::mailbox::{Mailbox, MailboxState, StoredMailbox};
 use metadata_content::record::values::{Secret, is_uuid};
 use metadata_content::record::{Owner, Record};
@@ -30,7 +31,10 @@ const FILE_BYTES: usize = 4 << 20;
 
 /// Why mailboxes cannot be stored.
 #[derive(Debug, thiserror::Error)]
-#[error("expected to {action} {path}, found: {source}; check the state directory and its rights")]
+#[error(
+    "expected to {action} {path}, found: {source}; check the state directory and its rights{}",
+    unit_hint(source)
+)]
 pub struct MailboxError {
     action: &'static str,
     path: PathBuf,

@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use metadata_base::run::unit_hint;
 use metadata_content::token::{Keyring, TokenKeys};
 
 use crate::private_file;
@@ -66,7 +67,10 @@ impl KeyFile {
 #[derive(Debug, thiserror::Error)]
 pub enum TokenKeyError {
     /// The kernel refused an access.
-    #[error("cannot {action} the token keys at {}: {source}; check the path and its permissions", path.display())]
+    #[error(
+        "cannot {action} the token keys at {}: {source}; check the path and its permissions{}", path.display(),
+        unit_hint(source)
+    )]
     Io {
         /// The failed action.
         action: &'static str,

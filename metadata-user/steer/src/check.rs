@@ -111,6 +111,10 @@ pub(super) struct Checks {
     present: Faults,
     former: Faults,
     found: BTreeMap<AttachmentFault, u64>,
+    /// A forced release is over: the rest of this round and the next one make its pins again, which is no fault.
+    restores: bool,
+    /// The present round began with `restores`.
+    is_restoring: bool,
     /// Programs that were to be taken off and may still be attached, [`MAX_REMAINS`] at most.
     remains: Vec<HeldLink>,
 }
@@ -136,6 +140,9 @@ impl Checks {
     }
 
     fn note(&mut self, fault: AttachmentFault, place: &str, repaired: Result<(), SteerError>) {
+        if fault == AttachmentFault::Unpinned && repaired.is_ok() && (self.restores || self.is_restoring) {
+            return tracing::debug!(place, "pinned again after a forced release");
+        }
         *self.found.entry(fault).or_default() += 1;
         let seen = self.present.entry(fault).or_default();
         if seen.count == 0 {
@@ -229,7 +236,7 @@ impl Steering {
     /// Makes the next call of [`Steering::check`] begin a round, which also undoes a forced release.
     pub fn check_soon(&mut self) {
         if let Some(pins) = self.pins.as_mut().filter(|_| !self.taking_over) {
-            pins.end_release();
+            self.checks.restores |= pins.end_release();
         }
         self.checks.begun = None;
         self.checks.last = None;
@@ -266,6 +273,7 @@ impl Steering {
             self.ports.last_key_value().is_none_or(|(last, _)| names.last().is_none_or(|at| at >= last));
         if is_last {
             self.checks.completed = Some(now);
+            self.checks.is_restoring = false;
         } else {
             self.checks.last = names.last().cloned();
         }
@@ -275,6 +283,7 @@ impl Steering {
         self.checks.begun = Some(now);
         self.checks.former = std::mem::take(&mut self.checks.present);
         self.check_directory(now);
+        self.checks.is_restoring = std::mem::take(&mut self.checks.restores);
         self.check_maps();
         (0..self.links.len()).for_each(|at| self.check_hub(at));
         let remains = std::mem::take(&mut self.checks.remains);
@@ -310,7 +319,7 @@ impl Steering {
             return Ok(false);
         }
         if pins.place()? == PinLocation::Removed {
-            pins.note_release(now);
+            self.checks.restores |= pins.note_release(now);
         }
         if !pins.are_released() {
             pins.make_again()?;
@@ -475,6 +484,22 @@ mod tests {
         assert_eq!(lines.len(), expected.len(), "{lines:?}");
         for (line, parts) in lines.iter().zip(expected) {
             assert!(parts.iter().all(|part| line.contains(part)), "{line}: expected {parts:?}");
+        }
+    }
+
+    #[test]
+    fn pins_made_again_after_a_forced_release_are_no_fault_unless_that_fails() {
+        let refused = || Err(SteerError::device("pin", io::Error::from_raw_os_error(libc::EROFS)));
+        for (restores, is_restoring, fault, repaired, lines) in [
+            (true, false, AttachmentFault::Unpinned, Ok(()), 0),
+            (false, true, AttachmentFault::Unpinned, Ok(()), 0),
+            (false, false, AttachmentFault::Unpinned, Ok(()), 1),
+            (true, true, AttachmentFault::Unpinned, refused(), 1),
+            (true, true, AttachmentFault::Detached, Ok(()), 1),
+        ] {
+            let mut checks = Checks { restores, is_restoring, ..Checks::default() };
+            checks.note(fault, "/pins/v1/links/port-1-2-3", repaired);
+            assert_eq!(checks.lines().len(), lines, "{restores} {is_restoring} {fault:?}");
         }
     }
 

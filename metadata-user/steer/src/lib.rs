@@ -104,10 +104,10 @@ pub use error::SteerError;
 pub use guard::{ClosedTaps, is_hub_tap};
 pub use hub::{HUB_MTU, Hub, hub_queues, release_hubs};
 pub use mode::{BUSY, LOOKS_AT_ONCE, QUIET, SWITCHES_AT_ONCE, SteeringMode, SteeringProgram};
-pub use pins::{PINS_VERSION, PinsError, RELEASE_GRACE, ReleaseSummary, release};
+pub use pins::{PINS_VERSION, PinsError, RELEASE_GRACE, ReleaseSummary, is_pins_version, release};
 pub use ports::{DeviceLookup, exists};
 pub use rings::Ring;
-pub use trace::{TraceError, TraceSession};
+pub use trace::{TraceError, TraceSession, UnknownSender};
 
 use aya::Ebpf;
 use metadata_common::cookie::CookieKey;
@@ -484,22 +484,23 @@ impl Steering {
     /// A MAC from which frames to the metadata addresses arrive on an attached port, although it is not registered
     /// there: they are dropped. `None` if none was noticed lately.
     #[must_use]
-    pub fn unknown_sender_on(&self, port: &PortName) -> Option<Mac> {
+    pub fn unknown_sender_on(&self, port: &PortName) -> Option<UnknownSender> {
         let attached = self.ports.get(port)?;
         let sender = self.logs.senders().on(attached.key, std::time::Instant::now());
-        sender.filter(|mac| !attached.slots.contains_key(mac))
+        sender.filter(|sender| !attached.slots.contains_key(&sender.mac))
     }
 
     /// The attached ports on which such a MAC was noticed lately, each with the MAC.
     #[must_use]
-    pub fn unknown_senders(&self) -> Vec<(&PortName, Mac)> {
+    pub fn unknown_senders(&self) -> Vec<(&PortName, UnknownSender)> {
         let senders = self.logs.senders().all(std::time::Instant::now());
         if senders.is_empty() {
             return Vec::new();
         }
         let known = self.ports.iter().filter_map(|(port, attached)| {
-            let sender = senders.get(&attached.key).filter(|mac| !attached.slots.contains_key(mac));
-            sender.map(|mac| (port, *mac))
+            let sender = senders.get(&attached.key);
+            let sender = sender.filter(|sender| !attached.slots.contains_key(&sender.mac));
+            sender.map(|sender| (port, *sender))
         });
         known.collect()
     }

@@ -324,22 +324,27 @@ impl PinDirectory {
     }
 
     /// Notices a forced release. Nothing is pinned afterwards, until [`RELEASE_GRACE`] is over or
-    /// [`PinDirectory::end_release`] is called.
-    pub(super) fn note_release(&mut self, now: Instant) {
+    /// [`PinDirectory::end_release`] is called. Returns true if the release is over, so that all pins are to be made
+    /// again.
+    pub(super) fn note_release(&mut self, now: Instant) -> bool {
         match self.released {
-            Some(since) if now.saturating_duration_since(since) >= RELEASE_GRACE => self.end_release(),
+            Some(since) if now.saturating_duration_since(since) >= RELEASE_GRACE => {
+                return self.end_release();
+            }
             Some(_) => {}
             None if self.pins.join(RELEASED).is_dir() => self.released = Some(now),
             None => {}
         }
+        false
     }
 
-    /// Forgets a forced release: this agent goes on, so its pins are to be made again.
-    pub(super) fn end_release(&mut self) {
-        self.released = None;
+    /// Forgets a forced release: this agent goes on, so its pins are to be made again. Returns true if there was one.
+    pub(super) fn end_release(&mut self) -> bool {
+        let was_released = self.released.take().is_some() || self.pins.join(RELEASED).is_dir();
         if let Err(error) = forget_release(&self.pins) {
             tracing::warn!("{error}");
         }
+        was_released
     }
 
     /// Removes what a forced release left, once this agent ends.
@@ -534,11 +539,15 @@ pub fn release(pins: &Path, force: bool) -> Result<ReleaseSummary, PinsError> {
     Ok(released)
 }
 
-/// The sorted names of directories of other versions: `v` and a number.
+/// True for the name of a layout's directory: `v` and a number.
+#[must_use]
+pub fn is_pins_version(name: &str) -> bool {
+    name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
+/// The sorted names of directories of other versions.
 fn other_versions(pins: &Path) -> Vec<String> {
-    let is_version = |name: &String| {
-        name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok()) && name != PINS_VERSION
-    };
+    let is_version = |name: &String| is_pins_version(name) && name != PINS_VERSION;
     let names = list(pins).unwrap_or_default().into_iter().filter_map(|name| name.into_string().ok());
     let mut versions: Vec<_> = names.filter(is_version).collect();
     versions.sort();

@@ -226,6 +226,22 @@ const MAX_UNKNOWN: usize = 1_024;
 /// that a guest that invents MACs causes one report in this time.
 const UNKNOWN_FOR: Duration = Duration::from_secs(600);
 
+/// A MAC from which frames to the metadata addresses arrive on a port, although it is not registered there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownSender {
+    /// The MAC.
+    pub mac: Mac,
+    /// Time since the programs last reported it.
+    pub ago: Duration,
+}
+
+impl UnknownSender {
+    fn of((mac, since): (Mac, Instant), now: Instant) -> Option<Self> {
+        let ago = now.saturating_duration_since(since);
+        (ago < UNKNOWN_FOR).then_some(Self { mac, ago })
+    }
+}
+
 /// An unregistered sender of each port: frames to the metadata addresses come from it and are dropped.
 ///
 /// The programs report the first, second, fourth, eighth… such frame of a CPU, whatever its port. On a node where many
@@ -246,18 +262,15 @@ impl UnknownSenders {
     }
 
     /// The unregistered senders that were reported lately.
-    pub(super) fn all(&self, now: Instant) -> HashMap<PortKey, Mac> {
+    pub(super) fn all(&self, now: Instant) -> HashMap<PortKey, UnknownSender> {
         let senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let lately =
-            senders.iter().filter(|(_, (_, since))| now.saturating_duration_since(*since) < UNKNOWN_FOR);
-        lately.map(|(key, (mac, _))| (*key, *mac)).collect()
+        senders.iter().filter_map(|(key, noted)| Some((*key, UnknownSender::of(*noted, now)?))).collect()
     }
 
     /// An unregistered sender on a port, if one was reported lately.
-    pub(super) fn on(&self, key: PortKey, now: Instant) -> Option<Mac> {
+    pub(super) fn on(&self, key: PortKey, now: Instant) -> Option<UnknownSender> {
         let senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mac, since) = senders.get(&key)?;
-        (now.saturating_duration_since(*since) < UNKNOWN_FOR).then_some(*mac)
+        UnknownSender::of(*senders.get(&key)?, now)
     }
 
     /// Forgets a port: another one may get its key.
@@ -308,9 +321,9 @@ fn unknown_sender(message: &str) -> Option<(PortKey, Mac)> {
 mod tests {
     use metadata_common::mac::Mac;
     use metadata_common::maps::PortKey;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
-    use super::{MAX_UNKNOWN, UNKNOWN_FOR, UnknownSenders, unknown_sender};
+    use super::{MAX_UNKNOWN, UNKNOWN_FOR, UnknownSender, UnknownSenders, unknown_sender};
 
     #[test]
     fn a_message_about_an_unregistered_sender_is_understood_and_no_other() {
@@ -329,16 +342,23 @@ mod tests {
         let (senders, start) = (UnknownSenders::default(), Instant::now());
         let key = |ifindex| PortKey { netns: 0, ifindex };
         let mac = |last| Mac([2, 0, 0, 0, 0, last]);
+        let on = |key, now| senders.on(key, now).map(|UnknownSender { mac, ago }| (mac, ago));
+        let zero = Duration::ZERO;
         senders.note(key(1), mac(1), start);
         senders.note(key(1), mac(2), start);
-        assert_eq!(senders.on(key(1), start), Some(mac(1)));
-        assert_eq!(senders.on(key(2), start), None);
-        assert_eq!(senders.all(start), [(key(1), mac(1))].into());
-        assert_eq!(senders.on(key(1), start + UNKNOWN_FOR), None);
+        assert_eq!(on(key(1), start), Some((mac(1), zero)));
+        assert_eq!(on(key(2), start), None);
+        let later = Duration::from_secs(40);
+        assert_eq!(senders.all(start + later), [(key(1), UnknownSender { mac: mac(1), ago: later })].into());
+        assert_eq!(on(key(1), start + UNKNOWN_FOR), None);
         senders.note(key(1), mac(2), start + UNKNOWN_FOR);
-        assert_eq!(senders.on(key(1), start + UNKNOWN_FOR), Some(mac(2)));
+        assert_eq!(on(key(1), start + UNKNOWN_FOR), Some((mac(2), zero)));
         senders.note(key(1), mac(2), start + UNKNOWN_FOR * 3 / 2);
-        assert_eq!(senders.on(key(1), start + UNKNOWN_FOR * 2), Some(mac(2)), "it is reported again");
+        assert_eq!(
+            on(key(1), start + UNKNOWN_FOR * 2),
+            Some((mac(2), UNKNOWN_FOR / 2)),
+            "it is reported again"
+        );
         assert!(senders.all(start + UNKNOWN_FOR * 3).is_empty());
         senders.forget(key(1));
         (0..u32::try_from(2 * MAX_UNKNOWN).expect("small")).for_each(|n| senders.note(key(n), mac(3), start));

@@ -429,13 +429,22 @@ holds       2 connections, 1 waiting requests
             |mac: &str, record: Option<&str>| ExpectedMac { mac: mac.into(), record: record.map(Into::into) };
         let web = expected("52:54:00:00:00:99", Some("web-1.yaml"));
         let many = (0..9).map(|n| expected(&format!("52:54:00:00:00:0{n}"), None)).collect();
-        for (expected, text) in [
-            (vec![web], "because web-1.yaml expects 52:54:00:00:00:99 there; give the NIC the MAC"),
-            (vec![expected("52:54:00:00:00:01", None)], "the configuration expects 52:54:00:00:00:01 there"),
-            (vec![], "no record has a NIC on this port"),
-            (many, "the configuration expects 52:54:00:00:00:03, … there"),
+        for (expected, ago, text) in [
+            (
+                vec![web.clone()],
+                None,
+                "because web-1.yaml expects 52:54:00:00:00:99 there; give the NIC the MAC",
+            ),
+            (vec![web], Some(40.4), "52:54:00:00:00:99 there (last noticed 40 s ago); give the NIC"),
+            (
+                vec![expected("52:54:00:00:00:01", None)],
+                Some(0.3),
+                "the configuration expects 52:54:00:00:00:01 there; give",
+            ),
+            (vec![], Some(599.9), "no record has a NIC on this port (last noticed 600 s ago); register"),
+            (many, None, "the configuration expects 52:54:00:00:00:03, … there"),
         ] {
-            let said = MacMismatch { port: "vnet0".into(), mac: "52:54:00:00:00:56".into(), expected };
+            let said = MacMismatch { port: "vnet0".into(), mac: "52:54:00:00:00:56".into(), expected, ago };
             let said = said.to_string();
             assert!(said.starts_with("vnet0: frames from MAC 52:54:00:00:00:56 are dropped"), "{said}");
             assert!(said.contains(text), "{said}");

@@ -1,4 +1,6 @@
-use super::{Algorithm, DirectoryError, KEYS, KeyDirectory, Rotation, SigningKey, birth, make, name};
+use super::{
+    Algorithm, DirectoryError, KEYS, KeyDirectory, Rotation, SigningKey, birth, how_to_make, make, name,
+};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -92,6 +94,34 @@ fn unusable_files_are_skipped_with_their_reason() {
     fs::remove_file(room.path().join("good.pem")).expect("removed");
     keys.look().expect("read");
     assert!(matches!(keys.require_key(), Err(DirectoryError::Empty { .. })));
+}
+
+#[test]
+fn an_error_about_a_missing_key_says_how_to_make_one_for_the_algorithm() {
+    let room = tempfile::tempdir().expect("a directory");
+    put(room.path(), "es256.pem");
+    for (algorithm, has_key, parts) in [
+        (Algorithm::Es256, true, &[][..]),
+        (
+            Algorithm::Rs256,
+            false,
+            &["a key for RS256 in ", "openssl genpkey -algorithm RSA", "algorithm: ES256"],
+        ),
+        (Algorithm::EdDsa, false, &["a key for EdDSA in ", "xdp-imds identity key /", "--algorithm EdDSA"]),
+    ] {
+        let rotation = Rotation { publish_for: DAY, after: None };
+        let mut keys = KeyDirectory::new(room.path().to_owned(), algorithm, rotation);
+        keys.look().expect("read");
+        let found = keys.require_key();
+        assert_eq!(found.is_ok(), has_key, "{algorithm}");
+        let said = found.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(parts.iter().all(|part| said.contains(part)), "{algorithm}: {said}");
+    }
+    let makes_es256 = how_to_make(Algorithm::Es256, room.path());
+    assert!(
+        makes_es256.contains("xdp-imds identity key /") && !makes_es256.contains("openssl"),
+        "{makes_es256}"
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use metadata_base::run::SOCKET;
+use metadata_base::run::{SOCKET, unit_hint};
 use rustix::fs::{XattrFlags, setxattr};
 use tokio::net::UnixListener;
 use tracing::warn;
@@ -18,7 +18,9 @@ const SOCKET_MODE: u32 = 0o660;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SocketError {
     /// The run directory does not exist and cannot be created.
-    #[error("cannot create the run directory {}: {source}; --run names another", path.display())]
+    #[error(
+        "cannot create the run directory {}: {source}; --run names another{}", path.display(), unit_hint(source)
+    )]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -58,7 +60,7 @@ pub(crate) enum SocketError {
         source: io::Error,
     },
     /// The socket cannot be created.
-    #[error("cannot listen on {}: {source}; --run names another directory", path.display())]
+    #[error("cannot listen on {}: {source}; --run names another directory{}", path.display(), unit_hint(source))]
     Bind {
         /// The socket.
         path: PathBuf,

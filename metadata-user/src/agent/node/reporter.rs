@@ -210,7 +210,7 @@ impl Reporter {
         }
         let mismatches = view.mac_mismatches();
         let listed = mismatches.iter().take(LISTED_COMPLAINTS);
-        status.mac_mismatches = listed.map(|(port, mac)| view.mac_mismatch(port, *mac)).collect();
+        status.mac_mismatches = listed.map(|(port, sender)| view.mac_mismatch(port, *sender)).collect();
         status.troubles.extend(status.mac_mismatches.iter().map(ToString::to_string));
         if let more @ 1.. = mismatches.len().saturating_sub(LISTED_COMPLAINTS) {
             status.troubles.push(format!("{more} more ports drop frames of MACs that no record has there"));

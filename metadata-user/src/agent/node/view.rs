@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 
 use metadata_base::port::PortName;
 use metadata_base::share::{ShareReport, Tenant};
-use metadata_common::mac::Mac;
 use metadata_content::source::RecordSource;
 use metadata_control::status::{
     ExpectedMac, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_PORTS,
@@ -19,6 +18,7 @@ use metadata_control::status::{
 };
 use metadata_feed::registry::{RecordId, RecordStanding};
 use metadata_links::inlet;
+use metadata_steer::UnknownSender;
 
 use super::catalogue::RecordCatalogue;
 use super::port_text;
@@ -63,17 +63,22 @@ impl<'a> NodeView<'a> {
 
     /// Counts of ports, and a list of ports: all for [`PortFilter::EveryPort`], otherwise at most [`LISTED_PORTS`].
     pub(super) fn ports_report(self, about: PortFilter) -> PortsReport {
-        let (xdp, tcx) = self.ports.steering().ports_by_program();
         let most = if about == PortFilter::EveryPort { usize::MAX } else { LISTED_PORTS };
         let mut report = PortsReport {
             counts: self.ports_by_state(),
-            programs: [("xdp".into(), xdp as u64), ("tcx".into(), tcx as u64)].into(),
+            // Closed taps have programs too, and are counted as closed.
+            programs: [("xdp".into(), 0), ("tcx".into(), 0)].into(),
             ..PortsReport::default()
         };
         let wanted = self.catalogue.plan().ports().map(|port| (port, self.ports.state_of(port)));
         let closed = self.ports.closed().map(|port| (port, (PortState::Closed, None)));
         let open = self.failed_to_close().map(|(port, reason)| (port, (PortState::Error, Some(reason))));
         for (port, (state, reason)) in wanted.chain(open).chain(closed) {
+            if state == PortState::Attached
+                && let Some(program) = self.ports.program_of(port)
+            {
+                *report.programs.entry(program).or_default() += 1;
+            }
             if about == PortFilter::Trouble && matches!(state, PortState::Attached | PortState::Closed) {
                 continue;
             }
@@ -135,17 +140,22 @@ impl<'a> NodeView<'a> {
     }
 
     /// Ports whose guests use a MAC that no record has there.
-    pub(crate) fn mac_mismatches(self) -> Vec<(PortName, Mac)> {
+    pub(crate) fn mac_mismatches(self) -> Vec<(PortName, UnknownSender)> {
         let senders = self.ports.steering().unknown_senders();
-        senders.into_iter().map(|(port, mac)| (port.clone(), mac)).collect()
+        senders.into_iter().map(|(port, sender)| (port.clone(), sender)).collect()
     }
 
     /// What is known of a MAC on a port on which no record has it.
-    pub(crate) fn mac_mismatch(self, port: &PortName, mac: Mac) -> MacMismatch {
+    pub(crate) fn mac_mismatch(self, port: &PortName, sender: UnknownSender) -> MacMismatch {
         let speakers = self.catalogue.plan().speakers(port).take(LISTED_COMPLAINTS);
         let expected = speakers
             .map(|(who, id)| ExpectedMac { mac: who.mac.to_string(), record: id.map(RecordId::to_string) });
-        MacMismatch { port: port_text(port), mac: mac.to_string(), expected: expected.collect() }
+        MacMismatch {
+            port: port_text(port),
+            mac: sender.mac.to_string(),
+            expected: expected.collect(),
+            ago: Some(sender.ago.as_secs_f64()),
+        }
     }
 
     /// Rejected records, [`LISTED_COMPLAINTS`] at most.

@@ -14,12 +14,19 @@ mod room;
 mod tests;
 
 use super::{Check, DoctorRequest, Facts};
+use crate::verbs::options::DEFAULT_FILE;
 pub(super) use privilege::user;
 
 /// Checks that the configuration can be used.
 pub(super) fn configuration(question: &DoctorRequest) -> Check {
     let file = question.file.as_ref().map(|file| file.display().to_string());
     match (&question.config, file) {
+        (Ok(_), None) if question.lacks_file => Check::fail(
+            "configuration",
+            format!("there is no {DEFAULT_FILE}, so no source of records is configured"),
+            "the configuration of the service",
+            "Put it there, or give the options of `serve`, such as --config FILE or --records DIR",
+        ),
         (Ok(_), Some(file)) => Check::ok("configuration", format!("{file} can be used")),
         (Ok(_), None) => {
             Check::ok("configuration", "no configuration file is given; --config FILE names one")

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use metadata_base::port::PortName;
 use metadata_control::status::{AttachmentStatus, MacMismatch, RefusedRecord};
+use metadata_signer::Algorithm;
 use metadata_steer::SteeringMode;
 use metadata_steer::probe::{AddressUse, DeviceState, Feature, PinnedLink, ProbeError, ProbeResult, Search};
 
@@ -42,6 +43,8 @@ pub struct Facts {
 pub struct IssuerFacts {
     /// The directory of keys.
     pub directory: PathBuf,
+    /// The configured algorithm.
+    pub algorithm: Algorithm,
     /// The keys that the signer can use, or the reason why there are none.
     pub keys: Result<IdentityKeyFacts, String>,
     /// Days until the certificate for documents expires, or the reason why it cannot be used; `None` without one.
@@ -88,6 +91,10 @@ pub struct ConfigFacts {
     pub pinned_memory: u64,
     /// Names of the configured sources of records, except the directory of records.
     pub feeds: Vec<&'static str>,
+    /// Whether taps without a record are closed too (`guard: all`).
+    pub guards_all: bool,
+    /// The configured file of token keys, if the agent starts without it because it does not exist.
+    pub missing_token_key: Option<PathBuf>,
 }
 
 /// The kernel's version, features and settings.
@@ -250,6 +257,9 @@ pub struct NodeFacts {
     pub mac_mismatches: Vec<MacMismatch>,
     /// The records that the running agent refuses, but for those of files, which [`RecordFacts`] has.
     pub refused: Vec<RefusedRecord>,
+    /// Records of all sources that the running agent does not serve because another has their MAC on their port, a
+    /// sentence each.
+    pub conflicts: Vec<String>,
     /// A socket that a previous agent left in the run directory. `None` if there is no such socket, or if an agent
     /// listens.
     pub stale_socket: Option<PathBuf>,

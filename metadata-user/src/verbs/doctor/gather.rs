@@ -13,7 +13,8 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use super::facts::{ConfigFacts, Facts, Kernel, NodeFacts, ProcessFacts};
 use crate::config::Config;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
-use metadata_steer::{SteerConfig, hub_queues, probe};
+use metadata_state::token_file;
+use metadata_steer::{ClosedTaps, SteerConfig, hub_queues, probe};
 pub(super) use process::process;
 
 /// Collects all facts for a configuration.
@@ -46,6 +47,11 @@ fn wanted(config: &Config) -> ConfigFacts {
         workers: config.workers,
         pinned_memory: Queues::memory(hub_queues(), &SocketConfig::default()),
         feeds: config.feeds(),
+        guards_all: config.guard == ClosedTaps::All,
+        missing_token_key: config
+            .token_key
+            .clone()
+            .filter(|path| matches!(token_file::given(path), Ok(None))),
     }
 }
 
@@ -82,6 +88,7 @@ fn node(config: &Config) -> NodeFacts {
             .filter(|one| one.record.contains('/'))
             .cloned()
             .collect(),
+        conflicts: status.as_ref().map_or_else(Vec::new, |status| status.conflicts.clone()),
         mac_mismatches: status.map_or_else(Vec::new, |status| status.mac_mismatches),
         hub: probe::hub_devices(&config.hub, config.workers),
         veth_full: probe::veth_full(&config.hub, config.workers).unwrap_or_default(),

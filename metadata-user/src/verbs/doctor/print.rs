@@ -39,8 +39,9 @@ pub(super) fn lines(checks: &[Check], out: &mut dyn Write) -> io::Result<()> {
     let count = |status| checks.iter().filter(|check| check.status == status).count();
     writeln!(
         out,
-        "{} checks: {} ok, {} warn, {} FAIL",
+        "{} check{}: {} ok, {} warn, {} FAIL",
         checks.len(),
+        if checks.len() == 1 { "" } else { "s" },
         count(CheckStatus::Ok),
         count(CheckStatus::Warn),
         count(CheckStatus::Fail)
@@ -104,8 +105,14 @@ mod tests {
 
     #[test]
     fn the_last_line_counts_the_checks_by_status() {
-        let mut out = Vec::new();
-        lines(&[Check::ok("a", "b"), Check::fail("c", "d", "e", "f")], &mut out).expect("written");
-        assert!(String::from_utf8_lossy(&out).ends_with("\n2 checks: 1 ok, 0 warn, 1 FAIL\n"));
+        let checks = [Check::fail("c", "d", "e", "f"), Check::ok("a", "b")];
+        for (checks, last) in [
+            (&checks[..], "\n2 checks: 1 ok, 0 warn, 1 FAIL\n"),
+            (&checks[..1], "\n1 check: 0 ok, 0 warn, 1 FAIL\n"),
+        ] {
+            let mut out = Vec::new();
+            lines(checks, &mut out).expect("written");
+            assert!(String::from_utf8_lossy(&out).ends_with(last), "{last}");
+        }
     }
 }

@@ -325,6 +325,13 @@ fn a_state_path_that_is_no_directory_is_refused() {
     let error = Mailboxes::open(&file, Outbox::detached(), &SaveQueue::default())
         .expect_err("a file is no directory");
     assert!(error.to_string().contains("check the state directory"), "{error}");
+    for (source, names_unit) in
+        [(io::ErrorKind::ReadOnlyFilesystem, true), (io::ErrorKind::PermissionDenied, false)]
+    {
+        let path = file.clone();
+        let error = MailboxError { action: "make", path, source: source.into() };
+        assert_eq!(error.to_string().contains("ReadWritePaths="), names_unit, "{error}");
+    }
 }
 
 fn names(directory: &Path) -> Vec<String> {

@@ -31,7 +31,9 @@ impl<'a> NodeView<'a> {
         let senders =
             name.parse::<Mac>().map_or_else(|_| Vec::new(), |_| self.ports.steering().unknown_senders());
         let is_here = move |port: &PortName| {
-            senders.iter().any(|(other, mac)| *other == port && mac.to_string().eq_ignore_ascii_case(name))
+            senders
+                .iter()
+                .any(|(other, sender)| *other == port && sender.mac.to_string().eq_ignore_ascii_case(name))
         };
         let known = self.catalogue.plan().all_identities();
         known.filter(move |(who, id)| self.is_called(name, who, *id) || is_here(&who.port))
@@ -39,8 +41,8 @@ impl<'a> NodeView<'a> {
 
     /// The MAC that was noticed on a port although no record has it there, in words.
     pub(super) fn mac_problem(self, port: &PortName) -> Option<String> {
-        let mac = self.ports.steering().unknown_sender_on(port)?;
-        Some(self.mac_mismatch(port, mac).to_string())
+        let sender = self.ports.steering().unknown_sender_on(port)?;
+        Some(self.mac_mismatch(port, sender).to_string())
     }
 
     /// Why the latest version of a record is not served, although an earlier one is.

@@ -2,8 +2,9 @@
 
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{Instance, InstancePort, InstanceVm, Name, PAGE, Page};
+use metadata_control::status::GuestState;
 #[cfg(feature = "kubevirt")]
-use metadata_control::status::{GuestState, PortState};
+use metadata_control::status::PortState;
 #[cfg(feature = "kubevirt")]
 use metadata_feed::kubevirt::core::{Services, ServingState};
 use metadata_feed::registry::{RecordId, RecordStanding};
@@ -96,9 +97,10 @@ impl NodeView<'_> {
             if let Some(found) = self.ports.steering().unknown_sender_on(port) {
                 mismatch.get_or_insert_with(|| {
                     format!(
-                        "port {}: frames from MAC {found} are dropped, because the VM's NIC has MAC {mac}; set \
+                        "port {}: frames from MAC {} are dropped, because the VM's NIC has MAC {mac}; set \
                          `macAddress` of the NIC to the one that the guest uses, or have the guest use the NIC's",
-                        port_text(port)
+                        port_text(port),
+                        found.mac
                     )
                 });
             }
@@ -115,7 +117,8 @@ impl NodeView<'_> {
         InstancePort {
             port: port_text(&who.port),
             mac: who.mac.to_string(),
-            state: self.ports.guest_state(who),
+            // The state of the guest there is that of the other record.
+            state: if has { self.ports.guest_state(who) } else { GuestState::Unserved },
             held_by: holder.map(name_of),
             reason: self.ports.state_of(&who.port).1.map(str::to_owned),
         }

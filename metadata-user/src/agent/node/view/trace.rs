@@ -81,8 +81,8 @@ impl<'a> NodeView<'a> {
     fn trace_mac(self, mac: Mac, passing: bool) -> Result<StartedTrace, TraceRefusal> {
         let known: Vec<_> = self.ports.bindings().all().filter(|(who, _)| who.mac == mac).collect();
         let strange = self.ports.steering().unknown_senders();
-        let strange: Vec<_> =
-            strange.into_iter().filter(|(_, sender)| *sender == mac).map(|(port, _)| port).collect();
+        let strange = strange.into_iter().filter(|(_, sender)| sender.mac == mac);
+        let strange: Vec<_> = strange.map(|(port, _)| port).collect();
         // Trace only the MAC's own port, even if another guest uses the MAC; all ports if its own is unknown.
         let port = match (&known[..], &strange[..]) {
             ([(IdentityName { port, .. }, _)], _) => Some(port),

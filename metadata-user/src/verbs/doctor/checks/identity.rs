@@ -1,23 +1,36 @@
 //! Checks what the issuer of identity tokens needs: keys, and the certificate for documents.
 
+use std::path::Path;
+
 use super::super::facts::{IdentityKeyFacts, IssuerFacts};
 use super::super::{Check, Facts};
 use super::count;
+use metadata_signer::Algorithm;
+use metadata_signer::directory::how_to_make;
 
 /// Days before the certificate expires from which on another is called for.
 const CERTIFICATE_DAYS: u64 = 14;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let Some(IssuerFacts { directory, keys, certificate }) = &facts.identity else { return Vec::new() };
+    let Some(IssuerFacts { directory, algorithm, keys, certificate }) = &facts.identity else {
+        return Vec::new();
+    };
     let certificate = certificate.as_ref().map(certificate_check);
-    std::iter::once(keys_check(&directory.display().to_string(), keys)).chain(certificate).collect()
+    std::iter::once(keys_check(directory, *algorithm, keys)).chain(certificate).collect()
 }
 
-fn keys_check(directory: &str, keys: &Result<IdentityKeyFacts, String>) -> Check {
-    let expected = "private keys in files `*.pem` with mode 0600";
-    let remedy =
-        format!("Make one with `xdp-imds identity key {directory}`, as the user that runs the agent");
+fn keys_check(directory: &Path, algorithm: Algorithm, keys: &Result<IdentityKeyFacts, String>) -> Check {
+    let expected = format!("private keys for {algorithm} in files `*.pem` with mode 0600");
+    let remedy = format!("As the user that runs the agent, {}", how_to_make(algorithm, directory));
+    let directory = directory.display();
     match keys {
+        // The agent does not start without a key.
+        Ok(IdentityKeyFacts { count: 0, skipped, made_here: false }) if !skipped.is_empty() => Check::fail(
+            "identity.keys",
+            format!("{directory} has none for {algorithm}: {}", skipped.join("; ")),
+            expected,
+            remedy,
+        ),
         Ok(IdentityKeyFacts { skipped, .. }) if !skipped.is_empty() => Check::warn(
             "identity.keys",
             skipped.join("; "),

@@ -20,7 +20,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks.extend(node.refused.iter().map(refused));
     checks.extend(ring(node));
     checks.extend(namespaces(node));
-    checks.extend(addresses(node));
+    checks.extend(addresses(node, wanted.guards_all));
     checks.extend(bridge(node));
     checks.push(clock(process.unix_time));
     checks.push(workers(wanted.workers as usize, process.cpus));
@@ -147,10 +147,15 @@ fn refused(refused: &RefusedRecord) -> Check {
 /// A guest that uses another MAC than its record says gets no answer.
 fn mac_mismatch(found: &MacMismatch) -> Check {
     let expected: Vec<_> = found.expected.iter().map(ToString::to_string).collect();
+    let why = match &expected[..] {
+        [] => "no record has a NIC on this port".to_owned(),
+        expected => expected.join(", "),
+    };
+    let noticed = found.noticed();
     let check = Check::warn(
         "port.mac",
-        format!("frames from MAC {} are dropped", found.mac),
-        if expected.is_empty() { "a record with a NIC on this port".into() } else { expected.join(", ") },
+        format!("frames from MAC {} are dropped, because {why}{noticed}", found.mac),
+        "a MAC that a record has on this port",
         "Give the NIC in the record the MAC that the guest uses, or have the guest use the NIC's",
     );
     check.of(&found.port)
@@ -189,7 +194,7 @@ fn namespaces(node: &NodeFacts) -> Option<Check> {
     })
 }
 
-fn addresses(node: &NodeFacts) -> Vec<Check> {
+fn addresses(node: &NodeFacts, guards_all: bool) -> Vec<Check> {
     let name = "address";
     let uses = match &node.addresses {
         Ok(uses) => uses,
@@ -202,7 +207,7 @@ fn addresses(node: &NodeFacts) -> Vec<Check> {
             )];
         }
     };
-    let mut checks: Vec<_> = uses.iter().filter_map(address).collect();
+    let mut checks: Vec<_> = uses.iter().filter_map(|it| address(it, guards_all)).collect();
     if checks.is_empty() {
         let found = format!("the node itself uses none of the served addresses ({} checked)", uses.len());
         checks.push(Check::ok(name, found));
@@ -212,7 +217,7 @@ fn addresses(node: &NodeFacts) -> Vec<Check> {
 
 /// Checks whether the node itself uses a served address. Guests on ports always reach the agent at this address. Other
 /// guests may reach another service there.
-fn address(it: &AddressUse) -> Option<Check> {
+fn address(it: &AddressUse, guards_all: bool) -> Option<Check> {
     let found = if it.own {
         "the node itself has this address".to_owned()
     } else if let Some(bits) = it.routed.filter(|bits| *bits > 0 && !is_link_local(it.address, *bits)) {
@@ -223,6 +228,10 @@ fn address(it: &AddressUse) -> Option<Check> {
     } else {
         return None;
     };
+    if guards_all {
+        let found = format!("{found}; `guard: all` keeps the service there from every guest");
+        return Some(Check::ok("address", found).of(it.address));
+    }
     let check = Check::warn(
         "address",
         format!("{found}, probably for another metadata service"),

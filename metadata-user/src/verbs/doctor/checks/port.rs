@@ -117,13 +117,19 @@ fn absent(name: &PortName, failure: Option<&ProbeError>, elsewhere: Option<&Sear
         }
         search => {
             let unseen = search.map_or(0, |search| search.unseen);
+            let found = format!("{found}; the search found no {} in other namespaces", name.ifname);
+            // A VM that is stopped has no tap.
+            if unseen == 0 && failure.is_none_or(|failure| failure.errno == Some(libc::ENOENT)) {
+                let until = "the agent attaches the port when its device appears. If the VM runs, correct the port's name";
+                return Check::ok(check, format!("{found}; {until}"));
+            }
             let unseen = match unseen {
                 0 => String::new(),
                 number => format!("; namespaces or processes not searched: {number}"),
             };
             Check::warn(
                 check,
-                format!("{found}; the search found no {} in other namespaces{unseen}", name.ifname),
+                format!("{found}{unseen}"),
                 "a tap after its VM has started",
                 "No action is needed before the VM starts, because the agent attaches the port when its device \
                  appears. If the VM runs, correct the port's name",

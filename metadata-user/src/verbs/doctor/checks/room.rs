@@ -2,7 +2,8 @@
 
 use super::super::{Check, CheckStatus, Directory, ExposedFile, Facts, FileSystem, PinFacts, RecordFacts};
 use super::count;
-use metadata_steer::PINS_VERSION;
+use metadata_base::run::UNIT_WRITES;
+use metadata_steer::{PINS_VERSION, is_pins_version};
 
 /// Free space, in bytes, below which the check fails.
 const LITTLE: u64 = 1 << 20;
@@ -28,6 +29,9 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         what => written(what, directory, uid).of(what),
     }));
     let feeds = &facts.wanted.feeds;
+    checks.extend(token_key(facts));
+    checks.extend(facts.records.iter().flat_map(conflicts));
+    checks.extend(of_agent(facts));
     match &facts.records {
         None if !feeds.is_empty() => {
             let found =
@@ -40,10 +44,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
             "a directory of records (descriptions of VMs and their ports)",
             "Use --records DIR, or set `records:` in the configuration",
         )),
-        Some(records) => {
-            checks.push(self::records(records));
-            checks.extend(conflicts(records));
-        }
+        Some(records) => checks.push(self::records(records)),
     }
     checks.extend(facts.exposed.iter().map(exposed));
     checks
@@ -65,6 +66,36 @@ fn exposed(exposed: &ExposedFile) -> Check {
         format!("Run `find {} -maxdepth 1 -type f -perm /027 -exec chmod 0640 {{}} +`", directory.display()),
     );
     check.of(directory.display())
+}
+
+/// Checks the file of token keys that the nodes share. Without it the agent makes a key of its own.
+fn token_key(facts: &Facts) -> Option<Check> {
+    let path = facts.wanted.missing_token_key.as_ref()?.display();
+    Some(Check::warn(
+        "token_key",
+        format!(
+            "{path} does not exist: the agent uses a key of this node, so a session token ends when its VM migrates"
+        ),
+        "the file of token keys that all nodes have",
+        "Correct `token_key`, or put the file there (`xdp-imds token-key` makes one for all nodes), and restart the agent",
+    ))
+}
+
+/// Checks the conflicts of all sources that the running agent reports, but for those that the directory of records shows.
+fn of_agent(facts: &Facts) -> Vec<Check> {
+    let listed = facts.records.iter().flat_map(|records| &records.conflicts);
+    let listed: Vec<_> = listed.collect();
+    let conflicts = facts.node.conflicts.iter().filter(|conflict| !listed.contains(conflict));
+    conflicts.take(TOLD).map(|conflict| contested(conflict)).collect()
+}
+
+fn contested(conflict: &str) -> Check {
+    Check::fail(
+        "records.mac",
+        conflict,
+        "each MAC in one record on a port",
+        "Correct one of the records; until then its VM gets no metadata",
+    )
 }
 
 fn pinned(pins: &PinFacts) -> Vec<Check> {
@@ -93,11 +124,16 @@ fn pinned(pins: &PinFacts) -> Vec<Check> {
             "a writable bpffs",
             "Remount this bpffs with `mount -o remount,rw`. In a container, remove readOnly from the volume mount",
         ),
-        Ok(FileSystem { at, .. }) => Check::ok(name, format!("{shown} is on the bpffs at {}", at.display())),
+        Ok(FileSystem { at, .. }) if *at == pins.path => Check::ok(name, format!("{shown} is on a bpffs")),
+        Ok(FileSystem { at, .. }) => {
+            Check::ok(name, format!("the agent will create {shown} on the bpffs at {}", at.display()))
+        }
     };
     let mut checks = vec![mount];
     checks.extend(links(pins));
-    let others: Vec<_> = pins.versions.iter().filter(|version| *version != PINS_VERSION).cloned().collect();
+    // Other names, such as the mark of a forced release, hold no pins.
+    let is_other = |version: &&String| *version != PINS_VERSION && is_pins_version(version);
+    let others: Vec<_> = pins.versions.iter().filter(is_other).cloned().collect();
     if !others.is_empty() {
         checks.push(Check::warn(
             "pins.versions",
@@ -200,7 +236,9 @@ fn written(what: &str, directory: &Directory, uid: u32) -> Check {
             name,
             format!("{shown} is on a read-only file system ({at})"),
             "a writable directory",
-            "Mount a writable file system (Kubernetes hostPath or emptyDir, systemd StateDirectory=)",
+            format!(
+                "Mount a writable file system (Kubernetes hostPath or emptyDir, systemd StateDirectory=). {UNIT_WRITES}"
+            ),
         ),
         Ok(Some(found)) if !found.directory => Check::fail(
             name,
@@ -255,14 +293,7 @@ fn written(what: &str, directory: &Directory, uid: u32) -> Check {
 
 /// Checks that no two records are for one MAC on one port, or for one VM.
 fn conflicts(records: &RecordFacts) -> Vec<Check> {
-    let macs = records.conflicts.iter().map(|conflict| {
-        Check::fail(
-            "records.mac",
-            conflict.clone(),
-            "each MAC in one record on a port",
-            "Correct one of the records; until then its VM gets no metadata",
-        )
-    });
+    let macs = records.conflicts.iter().map(|conflict| contested(conflict));
     let owners = records.same_vm.iter().map(|(one, other, owner)| {
         Check::warn(
             "records.vm",

@@ -9,10 +9,11 @@ use super::super::facts::{
     Capabilities, ConfigFacts, Directory, Facts, FileSystem, IdentityKeyFacts, IssuerFacts, Kernel, Kubevirt,
     NodeFacts, PathFacts, PinFacts, PortFacts, ProcessFacts, RecordFacts, Resources,
 };
-use super::super::{Check, CheckStatus};
-use super::all;
+use super::super::{Check, CheckStatus, DoctorRequest};
+use super::{all, configuration};
 use metadata_base::port::PortName;
 use metadata_control::status::AttachmentStatus;
+use metadata_signer::Algorithm;
 use metadata_steer::SteeringMode;
 use metadata_steer::probe::{AddressUse, DeviceState, Feature, PinnedLink, ProbeError, Program};
 
@@ -70,6 +71,8 @@ fn healthy() -> Facts {
             workers: 1,
             pinned_memory: 32 << 20,
             feeds: Vec::new(),
+            guards_all: false,
+            missing_token_key: None,
         },
         kernel: Kernel {
             release: "6.8.0".into(),
@@ -109,6 +112,7 @@ fn healthy() -> Facts {
             attachments: None,
             mac_mismatches: Vec::new(),
             refused: Vec::new(),
+            conflicts: Vec::new(),
             stale_socket: None,
             addresses: Ok(vec![AddressUse {
                 address: "169.254.169.254".parse().expect("an address"),
@@ -130,6 +134,7 @@ fn healthy() -> Facts {
         exposed: Vec::new(),
         identity: Some(IssuerFacts {
             directory: "/some/keys".into(),
+            algorithm: Algorithm::Es256,
             keys: Ok(IdentityKeyFacts { count: 2, skipped: Vec::new(), made_here: false }),
             certificate: Some(Ok(30)),
         }),
@@ -157,6 +162,20 @@ fn the_tap(facts: &mut Facts) -> &mut DeviceState {
 
 fn wrong(checks: &[Check]) -> Vec<&Check> {
     checks.iter().filter(|check| check.status != CheckStatus::Ok).collect()
+}
+
+#[test]
+fn the_file_of_the_service_is_named_if_there_is_nothing_to_check() {
+    let file = std::path::PathBuf::from("/some/config.yaml");
+    for (file, lacks_file, status, found) in [
+        (None, true, CheckStatus::Fail, "there is no /etc/xdp-imds/config.yaml"),
+        (None, false, CheckStatus::Ok, "no configuration file is given"),
+        (Some(file), false, CheckStatus::Ok, "/some/config.yaml can be used"),
+    ] {
+        let config = Ok(crate::config::Config::default());
+        let check = configuration(&DoctorRequest { config, file, lacks_file, json: false });
+        assert!(check.status == status && check.found.starts_with(found), "{check:?}");
+    }
 }
 
 #[test]

@@ -17,7 +17,12 @@ pub(super) fn identity(config: &IdentityConfig) -> IssuerFacts {
         let own = OwnCertificate::read(files).map_err(|error| error.to_string())?;
         Ok(own.loaded().until().saturating_sub(now) / DAY)
     });
-    IssuerFacts { directory: config.keys.clone(), keys: keys(config), certificate }
+    IssuerFacts {
+        directory: config.keys.clone(),
+        algorithm: config.algorithm,
+        keys: keys(config),
+        certificate,
+    }
 }
 
 fn keys(config: &IdentityConfig) -> Result<IdentityKeyFacts, String> {

@@ -3,6 +3,7 @@
 use super::super::super::CheckStatus::{Fail, Warn};
 use super::super::super::facts::{Facts, IdentityKeyFacts, IssuerFacts};
 use super::{all, healthy, judge, wrong};
+use metadata_signer::Algorithm;
 
 fn needs(facts: &mut Facts) -> &mut IssuerFacts {
     facts.identity.as_mut().expect("an issuer")
@@ -35,6 +36,20 @@ fn keys_and_certificate_of_identity_tokens_are_checked() {
             "identity.keys",
             Warn,
             &["/some/keys/a.pem is not private", "Mend or remove"],
+        ),
+        (
+            "no key for the algorithm",
+            |f| {
+                needs(f).algorithm = Algorithm::Rs256;
+                *keys(f) = IdentityKeyFacts {
+                    count: 0,
+                    skipped: vec!["/some/keys/a.pem: expected a key for RS256, found another".into()],
+                    made_here: false,
+                };
+            },
+            "identity.keys",
+            Fail,
+            &["/some/keys has none for RS256", "a.pem: expected", "openssl genpkey -algorithm RSA", "ES256"],
         ),
         (
             "a certificate of somebody else",

@@ -8,7 +8,7 @@ use super::super::all;
 use super::{directory, healthy, judge, program, refused, room, the_tap, wrong};
 use metadata_control::status::{AttachmentStatus, ExpectedMac, MacMismatch, RefusedRecord};
 use metadata_steer::SteeringMode;
-use metadata_steer::probe::{AddressUse, DeviceLocation, Filter, PinnedLink, Search};
+use metadata_steer::probe::{AddressUse, DeviceLocation, Filter, PinnedLink, ProbeError, Search};
 
 #[test]
 fn directories_of_pins_and_files_are_checked() {
@@ -109,7 +109,7 @@ fn directories_of_pins_and_files_are_checked() {
             |f| state_room(f).read_only = true,
             "directory",
             Fail,
-            &["read-only"],
+            &["read-only", "ReadWritePaths="],
         ),
         (
             "a file in place of the state directory",
@@ -151,6 +151,10 @@ fn directories_of_pins_and_files_are_checked() {
     (facts.records, facts.wanted.feeds) = (None, vec!["the API"]);
     facts.ports.clear();
     assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "records come from the API");
+}
+
+fn refusal(record: &str) -> RefusedRecord {
+    RefusedRecord { record: record.into(), reason: "no such field".into() }
 }
 
 #[test]
@@ -218,15 +222,44 @@ fn the_node_is_checked() {
             &["2 eBPF programs were detached", "SIGHUP"],
         ),
         (
+            "records of other sources with one MAC on a port",
+            |f| f.node.conflicts = vec!["api/b: 52:54… belongs to web-1.yaml".into()],
+            "records.mac",
+            Fail,
+            &["api/b", "gets no metadata"],
+        ),
+        (
+            "a conflict that the directory shows too",
+            |f| {
+                f.node.conflicts = vec!["b.yaml: 52:54… belongs to a.yaml".into()];
+                f.records.as_mut().expect("records").conflicts = f.node.conflicts.clone();
+            },
+            "records.mac",
+            Fail,
+            &["b.yaml"],
+        ),
+        (
+            "no file of token keys",
+            |f| f.wanted.missing_token_key = Some("/nope".into()),
+            "token_key",
+            Warn,
+            &["/nope does not exist", "migrates", "Correct `token_key`"],
+        ),
+        (
             "a guest with another MAC than its record's",
             |f| {
                 let web = ExpectedMac { mac: "52:54:00:00:00:99".into(), record: Some("web-1.yaml".into()) };
                 let mac = "52:54:00:00:00:56".into();
-                f.node.mac_mismatches = vec![MacMismatch { port: "vnet0".into(), mac, expected: vec![web] }];
+                f.node.mac_mismatches =
+                    vec![MacMismatch { port: "vnet0".into(), mac, expected: vec![web], ago: Some(40.2) }];
             },
             "port.mac",
             Warn,
-            &["vnet0", "52:54:00:00:00:56 are dropped", "web-1.yaml expects 52:54:00:00:00:99"],
+            &[
+                "vnet0",
+                "52:54:00:00:00:56 are dropped, because web-1.yaml expects 52:54:00:00:00:99",
+                "40 s ago",
+            ],
         ),
         (
             "a domain whose record the hook refused",
@@ -271,6 +304,16 @@ fn the_node_is_checked() {
             f.directories[1].1 = directory(0o755);
             f.directories[2].1 = directory(0o755);
         }),
+        ("the mark of a forced release", |f| {
+            f.pins.as_mut().expect("pins").versions.insert(0, "released".into());
+        }),
+        ("another service at an address that `guard: all` keeps from all guests", |f| {
+            address(f).own = true;
+            f.wanted.guards_all = true;
+        }),
+        ("a refused record of the directory, which the agent reports too", |f| {
+            f.node.refused = vec![refusal("web-1.yaml")];
+        }),
         ("a socket of an ended agent", |f| f.node.stale_socket = Some("/run/xdp-imds/control.sock".into())),
     ] {
         let mut facts = healthy();
@@ -287,7 +330,6 @@ fn a_tap_in_another_namespace_is_found_and_named() {
         facts.ports[0].elsewhere = Some(Search { found: places.len(), places, unseen: 0 });
     }
     judge(&[
-        ("a tap that does not exist", |f| lost(f, Vec::new()), "port.device", Warn, &["tap0", "appears"]),
         (
             "a tap in a namespace with a name",
             |f| lost(f, vec![DeviceLocation { netns: Some("pod-1".into()), process: None }]),
@@ -337,7 +379,34 @@ fn a_tap_in_another_namespace_is_found_and_named() {
             Warn,
             &["not searched: 3"],
         ),
+        (
+            "an error that says nothing about the device",
+            |f| {
+                lost(f, Vec::new());
+                f.ports[0].device = Err(ProbeError { errno: Some(libc::ENOMEM), text: "no memory".into() });
+            },
+            "port.device",
+            Warn,
+            &["no memory", "appears"],
+        ),
     ]);
+}
+
+#[test]
+fn a_port_whose_vm_is_stopped_is_no_problem() {
+    let no_namespace = || Err(ProbeError { errno: Some(libc::ENOENT), text: "no namespace pod-1".into() });
+    for (what, device) in [("no device", Ok(None)), ("no namespace", no_namespace())] {
+        let mut facts = healthy();
+        facts.ports[0].device = device;
+        facts.ports[0].elsewhere = Some(Search::default());
+        let checks = all(&facts);
+        assert_eq!(wrong(&checks), Vec::<&Check>::new(), "{what}");
+        let found = checks.iter().find(|check| check.name == "port.device").expect("the port's check");
+        for word in ["found no tap0", "attaches the port when its device appears", "correct the port's name"]
+        {
+            assert!(found.found.contains(word), "{what}: no `{word}` in: {}", found.found);
+        }
+    }
 }
 
 #[test]
