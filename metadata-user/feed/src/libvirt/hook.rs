@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,7 +21,7 @@ use super::domain::{self, LibvirtDomain, SkippedInterface, TapNames};
 use super::syslog::{self, Log, Severity};
 use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, XML_BYTES, io_error};
 use crate::part;
-use metadata_base::run::DEFAULT_RUN;
+use metadata_base::run::{DEFAULT_RUN, SOCKET};
 use metadata_content::record::{Record, RecordLimits, Warning};
 use metadata_state::private_file;
 
@@ -163,6 +164,12 @@ fn write(domain: &LibvirtDomain, room: &Path, arguments: &HookArgs, log: &Log) -
     if checked.is_ok() || old.is_none() {
         put(room, &path, &text).map_err(|error| io_error(&path, "a record that can be written", error))?;
     }
+    if checked.is_ok() && has_port(&record) && lacks_agent(&arguments.run) {
+        let run = arguments.run.display();
+        let text =
+            format!("no agent runs in {run}, so that nothing is served: run `systemctl start xdp-imds`");
+        log.say(Severity::Warning, &text);
+    }
     let (record, warnings) = checked?;
     tell(domain, &record, &warnings, log);
     Ok(())
@@ -175,7 +182,7 @@ fn tell(domain: &LibvirtDomain, record: &Record, warnings: &[Warning], log: &Log
         Severity::Info,
         &match &taps[..] {
             [] => "has a record, and waits for its taps".to_owned(),
-            taps => format!("has a record, served on {}", taps.join(", ")),
+            taps => format!("has a record for {}", taps.join(", ")),
         },
     );
     for SkippedInterface { interface, reason } in &domain.skipped {
@@ -184,6 +191,14 @@ fn tell(domain: &LibvirtDomain, record: &Record, warnings: &[Warning], log: &Log
     for warning in warnings {
         log.say(Severity::Warning, &warning.to_string());
     }
+}
+
+/// True if no agent serves what is in this run directory. A socket that this program may not enter tells nothing.
+fn lacks_agent(run: &Path) -> bool {
+    let connected = UnixStream::connect(run.join(SOCKET));
+    connected.is_err_and(|error| {
+        matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+    })
 }
 
 fn has_port(record: &Value) -> bool {
@@ -221,6 +236,7 @@ fn now() -> u64 {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::net::{UnixDatagram, UnixListener};
 
     const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 
@@ -259,7 +275,7 @@ mod tests {
                 suboperation: words.next().expect("a suboperation"),
                 extra: words.collect(),
             };
-            work(&arguments, &mut xml.as_bytes(), &Log::new(Path::new("/nonexistent"), "web"))?;
+            work(&arguments, &mut xml.as_bytes(), &Log::new(&self.0.path().join("log"), "web"))?;
             Ok(read(&self.record()))
         }
     }
@@ -347,6 +363,35 @@ mod tests {
         assert_eq!(room.hook("migrate begin -", "", "vnet7").expect("hooked"), started);
         let fixed = Room::new().hook("prepare begin -", "", "tap-web").expect("hooked").expect("a record");
         assert_eq!(fixed["network"]["nics"][0]["port"]["ifname"], "tap-web");
+    }
+
+    #[test]
+    fn the_log_says_served_of_no_tap_and_warns_if_no_agent_runs() {
+        let room = Room::new();
+        let syslog = UnixDatagram::bind(room.0.path().join("log")).expect("a socket");
+        syslog.set_nonblocking(true).expect("set");
+        let said = |words: &str, label: &str| {
+            room.hook(words, &format!("<label>{label}</label>"), "vnet7").expect("hooked").expect("a record");
+            let mut bytes = [0; 2_048];
+            let mut lines = String::new();
+            while let Ok(len) = syslog.recv(&mut bytes) {
+                lines.push_str(&String::from_utf8_lossy(&bytes[..len]));
+                lines.push('\n');
+            }
+            lines
+        };
+        let lack = "no agent runs in ";
+        let early = said("prepare begin -", "a");
+        assert!(early.contains("waits for its taps") && !early.contains(lack), "{early}");
+        let alone = said("start begin -", "a");
+        assert!(alone.contains("has a record for vnet7") && !alone.contains(", served"), "{alone}");
+        assert!(alone.contains(lack) && alone.contains("`systemctl start xdp-imds`"), "{alone}");
+        let path = room.0.path().join("run").join(SOCKET);
+        let agent = UnixListener::bind(&path).expect("a socket");
+        let attended = said("reconnect begin -", "b");
+        assert!(attended.contains("has a record for vnet7") && !attended.contains(lack), "{attended}");
+        drop(agent);
+        assert!(said("reconnect begin -", "c").contains(lack), "the socket of an ended agent");
     }
 
     #[test]
