@@ -590,6 +590,7 @@ fn every_verb_finds_a_vm_that_is_not_served_and_gives_the_reason() {
     for (words, code, said) in [
         (["get", "api/vm"], 0, "served"),
         (["get", "file/guest-2.yaml"], 0, "unplaced"),
+        (["get", "hook/guest-2"], 7, "there is no hook/guest-2"),
         (["get", "guest-2"], 0, "unplaced"),
         (["get", "guest-0"], 4, "2 instances are called guest-0: name one by `--source api vm`"),
         (["get", "nobody"], 7, "nobody"),

@@ -260,7 +260,8 @@ fn find(
     };
     let found: Vec<_> = client::list(run, None)?.into_iter().filter(is_it).collect();
     match &found[..] {
-        [] => Ok(given),
+        // The agent's error then names what was asked for.
+        [] => Ok(RecordSource::ALL.into_iter().find_map(|source| of_source(source, name)).unwrap_or(given)),
         [instance] => Ok((instance.source, instance.name.clone())),
         several => {
             let named = several.iter().take(CANDIDATES_NAMED);
@@ -281,6 +282,12 @@ fn find(
             })))
         }
     }
+}
+
+/// The name of `SOURCE/NAME`, if this is the source.
+fn of_source(source: RecordSource, name: &str) -> Option<(RecordSource, String)> {
+    let rest = name.strip_prefix(source.name())?.strip_prefix('/')?;
+    Some((source, rest.to_owned()))
 }
 
 impl Rm {
@@ -439,7 +446,7 @@ fn ports(ports: &[InstancePort], out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{SourceWord, entity_tag, one, table};
+    use super::{SourceWord, entity_tag, of_source, one, table};
     use clap::ValueEnum as _;
     use metadata_content::source::RecordSource;
     use metadata_control::instances::{Instance, InstancePort, InstanceVm, Name};
@@ -511,6 +518,15 @@ withheld    user_data
 ports       vnet0 52:54:00:00:00:01 unbound, held by file/web.yaml, no such interface yet
 ";
         assert_eq!(String::from_utf8(out).expect("text"), expected);
+    }
+
+    #[test]
+    fn a_name_with_its_source_is_of_that_source() {
+        let named = |name| RecordSource::ALL.into_iter().find_map(|source| of_source(source, name));
+        assert_eq!(named("hook/web-1"), Some((RecordSource::Hook, "web-1".into())));
+        assert_eq!(named("kubevirt/ns/web"), Some((RecordSource::Kubevirt, "ns/web".into())));
+        assert_eq!(named("ns/web-1"), None);
+        assert_eq!(named("hook"), None);
     }
 
     #[test]
