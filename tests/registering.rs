@@ -554,6 +554,7 @@ fn every_verb_finds_a_vm_that_is_not_served_and_gives_the_reason() {
         (unplaced.instance_id.clone(), no_port),
         (file(&unplaced), no_port),
         (unplaced.mac.to_string(), no_port),
+        (format!("file/{}", file(&unplaced)), no_port),
         (file(&refused), "its record is refused: "),
         (path(&refused), "its record is refused: "),
         (file(&served), "api/vm is in force for this VM"),
