@@ -234,10 +234,10 @@ fn the_hook_says_by_hand_what_it_did_and_who_may_read_its_files() {
     let files = files.display().to_string();
     let exposed = format!("{} has mode 0644", own.display());
     for (words, xml, mode, said, not) in [
-        ("start begin", &without, None, "has no record, because", "served on"),
-        ("start begin", &with, Some(0o640), "has a record, served on tap7", "has mode"),
-        ("reconnect begin", &with, Some(0o640), "its record is unchanged, served on tap7", "has mode"),
-        ("reconnect begin", &with, Some(0o644), &*exposed, "has a record"),
+        ("start begin", &without, None, "has no record, because", "a record for"),
+        ("start begin", &with, Some(0o640), "has a record for tap7", "has mode"),
+        ("reconnect begin", &with, Some(0o640), "has an unchanged record for tap7", "has mode"),
+        ("reconnect begin", &with, Some(0o644), &*exposed, "has a record for"),
         ("reconect begin", &with, None, "nothing is to be done at `reconect begin`", "record"),
         ("release end", &with, None, "its record is gone", "unchanged"),
         ("release end", &with, None, "it had no record", "unchanged"),

@@ -63,8 +63,10 @@ leave() {
   exit "$status"
 }
 
-# Makes the tap and registers the VM. The agent serves the tap when this returns.
+# Makes the tap and registers the VM, unless the hypervisor $1 is missing. The agent serves the tap when this returns.
 prepare() {
+  command -v "$1" >/dev/null || fail "there is no $1 in PATH; install it first"
+  [ -z "${USER_DATA:-}" ] || [ -f "$USER_DATA" ] || fail "expected a file in USER_DATA, found none at $USER_DATA"
   trap leave EXIT
   trap 'exit 130' HUP INT TERM
   room=$(mktemp -d)
@@ -89,7 +91,10 @@ EOF
   code=0
   registered=1 # before the call, which may be interrupted
   xdp-imds register --run "$run" --new --wait --file "$room/record.yaml" || code=$?
-  [ "$code" -ne 4 ] || registered= # another VM has this name
+  if [ "$code" -eq 4 ]; then
+    registered=
+    fail "another VM is registered as $name, or has its MAC or port; set NAME to another name"
+  fi
   [ "$code" -eq 0 ] || fail "cannot register $name"
   : >"$console"
 }

@@ -25,6 +25,7 @@ mod snapshots;
 mod start;
 mod state;
 
+pub(crate) use endpoint::SocketError;
 pub use health::{Health, HealthProblem};
 pub use reload::ConfigSource;
 pub use start::{TakeoverMode, serve};

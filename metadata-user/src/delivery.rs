@@ -167,7 +167,7 @@ async fn deliver_one(message: Box<Message>) -> Result<(), SinkError> {
             taken
         }
     };
-    message.end(taken.is_ok());
+    message.end(taken.as_ref().copied());
     taken
 }
 

@@ -150,6 +150,7 @@ enum Verb {
     /// Remove the registration of a VM.
     ///
     /// A record of the same VM from another source then comes into force.
+    #[command(alias = "unregister")]
     Rm(instances::Rm),
     /// Remove what the guest of an instance wrote.
     ///
@@ -343,7 +344,7 @@ fn run(config: Config, serve: Serve, log: LogHandle) -> anyhow::Result<()> {
     // For an ordinary user, files that may not be read would be named first.
     if !geteuid().is_root() && !capabilities(None)?.effective.contains(CapabilitySet::NET_ADMIN) {
         let text = "permission denied: the agent needs CAP_NET_ADMIN, which this user's process lacks; run it as root or by \
-                    the packaged unit; the page Privileges of the book lists what another user needs";
+                    the packaged unit; operate/privileges.md of the documentation (/usr/share/doc/xdp-imds) lists what another user needs";
         return Err(ExitError::new(Exit::Forbidden, text).into());
     }
     let entry = match serve.takeover {
@@ -452,6 +453,10 @@ fn run_verb(verb: Verb, log: LogHandle) -> anyhow::Result<Exit> {
             drop(out);
             let config = serve.config()?;
             return run(config, serve, log).map(|()| Exit::Done).map_err(|error| {
+                if Exit::of_error(&error) == Exit::Conflict {
+                    // There is nothing more to see.
+                    return error;
+                }
                 let text = advised(described(&error));
                 error.context(text)
             });
@@ -517,7 +522,7 @@ fn flushed(done: anyhow::Result<Exit>, mut out: impl io::Write) -> anyhow::Resul
 
 #[cfg(test)]
 mod tests {
-    use super::{advised, described};
+    use super::{advised, command, described};
     use anyhow::Context as _;
     use metadata_user::config::Config;
 
@@ -531,6 +536,12 @@ mod tests {
         ] {
             assert_eq!(advised(text.clone()).contains("xdp-imds doctor"), is_advised, "{text}");
         }
+    }
+
+    #[test]
+    fn unregister_is_another_word_for_rm() {
+        let found = command().try_get_matches_from(["xdp-imds", "unregister", "web-1"]).expect("a verb");
+        assert_eq!(found.subcommand_name(), Some("rm"));
     }
 
     #[test]

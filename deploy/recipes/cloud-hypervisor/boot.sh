@@ -9,7 +9,7 @@
 here=$(dirname "$0")
 . "$here/../common.sh"
 usage_of "$@"
-prepare
+prepare cloud-hypervisor
 
 # v53 calls these two system_serial_number and system_uuid, and accepts the older names with a warning.
 cloud-hypervisor --cpus boot=1 --memory size=1G --net "tap=$tap,mac=$mac" \

@@ -13,7 +13,7 @@ case $# in
   3) initrd="\"initrd_path\": \"$3\", " ;;
   *) fail "expected a kernel, a root file system and perhaps an initrd, as in: $0 vmlinux rootfs.ext4 [initrd.img]" ;;
 esac
-prepare
+prepare firecracker
 
 # A microVM has no SMBIOS: the kernel's command line tells cloud-init where to ask. Without `mmds-config` Firecracker
 # leaves the metadata address alone.

@@ -10,7 +10,7 @@ usage_of "$@"
 # /dev/kvm may exist on a processor without the feature, and a guest then hangs.
 accel=tcg
 if [ -w /dev/kvm ] && grep -qw -e vmx -e svm /proc/cpuinfo; then accel=kvm; fi
-prepare
+prepare qemu-system-x86_64
 
 qemu-system-x86_64 -name "$name" -machine q35,accel=$accel -cpu max -m 1024 -nodefaults -display none \
   -uuid "$uuid" -smbios "type=1,serial=$seed" \

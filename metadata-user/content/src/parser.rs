@@ -223,6 +223,25 @@ pub fn parse<T: DeserializeOwned>(syntax: Syntax, text: impl AsRef<[u8]>) -> Res
     }
 }
 
+/// What is wrong with the syntax of a text of YAML that [`yaml`] refused with this error: words that repeat no value, and
+/// the line. For texts that may hold secrets.
+#[must_use]
+pub fn fault_of_yaml(text: impl AsRef<[u8]>, error: &ParseError) -> String {
+    let found = utf8(text.as_ref()).map_or_else(
+        |error| Some((error.reason, error.position)),
+        |text| {
+            // The scanner shows at most one character.
+            let fault = Parser::new_from_str(text).find_map(Result::err)?;
+            Some((fault.info(), Some((fault.marker().line(), 0))))
+        },
+    );
+    match found {
+        Some((reason, Some((line, _)))) => format!("a fault of syntax at its line {line}: {reason}"),
+        _ if error.line() == 0 => "something else".into(),
+        _ => format!("something else, from its line {} on", error.line()),
+    }
+}
+
 /// Finds a field; returns the place of its nearest ancestor if it is absent, and `None` if the text is malformed.
 #[must_use]
 pub fn locate(syntax: Syntax, text: &str, path: &[PathStep]) -> Option<(usize, usize)> {
@@ -258,7 +277,8 @@ impl StopPosition {
         });
         let name = match path.to_string() {
             root if matches!(root.as_str(), "." | "?") => String::new(),
-            name => name,
+            // The fault is before the name of the field.
+            name => name.strip_suffix(".?").map(str::to_owned).unwrap_or(name),
         };
         Self { steps: steps.collect(), name }
     }
@@ -659,6 +679,26 @@ mod tests {
         let text = format!(r#"{{"a": "{}", "b\"[": "\\"}}"#, "[,:{".repeat(NODES));
         json::<Value>(text).expect("one long string");
         assert_eq!(json::<Value>("\u{feff}[1]"), Ok(value!([1])));
+    }
+
+    #[test]
+    fn a_fault_of_syntax_is_told_without_a_value_and_at_the_field_around_it() {
+        let deep = format!("{}sesame{}", "[".repeat(DEPTH + 1), "]".repeat(DEPTH + 1));
+        for (text, expected) in [
+            ("placement: {region: sesame", "a fault of syntax at its line 1: unclosed bracket '{'"),
+            ("a: 1\nb: [sesame\nc: 1\n", "a fault of syntax at its line 3: "),
+            ("a: \"sesame\n", "a fault of syntax at its line "),
+            (&deep, "something else, from its line 1 on"),
+        ] {
+            let error = yaml::<Value>(text).expect_err(text);
+            let told = super::fault_of_yaml(text, &error);
+            assert!(told.starts_with(expected) && !told.contains("sesame"), "{text}: {told}");
+            assert!(!error.field.contains('?'), "{text}: {}", error.field);
+        }
+        let error = yaml::<Value>(b"a: \xff").expect_err("not UTF-8");
+        assert!(
+            super::fault_of_yaml(b"a: \xff", &error).ends_with("line 1: expected UTF-8, found another byte")
+        );
     }
 
     #[test]

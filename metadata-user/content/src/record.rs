@@ -359,6 +359,15 @@ pub enum RecordError {
 }
 
 impl RecordError {
+    /// The path of the field that the error is about; empty for the whole record.
+    #[must_use]
+    pub fn field(&self) -> &str {
+        match self {
+            Self::TooLarge { .. } => "",
+            Self::Unreadable { place, .. } | Self::Refused { place, .. } => &place.field,
+        }
+    }
+
     /// The error of a record that is composed of parts: names the part in place of a position in a text that nobody
     /// wrote.
     #[must_use]

@@ -10,9 +10,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -84,6 +86,19 @@ pub struct SinkCounts {
     pub waits_ended: u64,
 }
 
+/// The loss of a message.
+#[derive(Clone, Debug)]
+pub struct MessageLoss {
+    /// The time of the loss.
+    pub at: Instant,
+    /// Why it was lost, with the sink if that refused it.
+    pub reason: Cow<'static, str>,
+}
+
+/// The reasons why a message is dropped before its sink is asked.
+const TOO_LARGE: &str = "the guest's message was larger than the limit of its kind";
+const NO_PLACE: &str = "too many messages were waiting; see whether their receivers are slow";
+
 #[derive(Debug, Default)]
 struct Counters {
     delivered: AtomicU64,
@@ -91,6 +106,17 @@ struct Counters {
     dropped: AtomicU64,
     waits_ended: AtomicU64,
     waiting: AtomicUsize,
+    last_loss: Mutex<Option<MessageLoss>>,
+}
+
+impl Counters {
+    fn drop_message(&self, reason: &'static str) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+        // The packet path does not wait: whoever holds the lock notes a loss of the same moment, or reads it.
+        if let Ok(mut last) = self.last_loss.try_lock() {
+            *last = Some(MessageLoss { at: Instant::now(), reason: reason.into() });
+        }
+    }
 }
 
 type HandOver = dyn Fn(Box<Message>) -> bool + Send + Sync;
@@ -136,6 +162,12 @@ impl Outbox {
         }
     }
 
+    /// Returns the most recent loss of a message since the start of the agent.
+    #[must_use]
+    pub fn last_loss(&self) -> Option<MessageLoss> {
+        self.counters.last_loss.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Returns this outbox for one VM, with the limit per VM.
     #[must_use]
     pub(crate) fn for_vm(&self, vm: &str) -> VmOutbox {
@@ -156,15 +188,16 @@ impl VmOutbox {
     pub(crate) fn send(&self, sinks: &Sinks, kind: MessageKind, name: Arc<str>, body: &[u8], now_unix: u64) {
         let Some(sink) = kind.sink(sinks) else { return };
         let counters = &self.outbox.counters;
-        let place = Some(()).filter(|()| body.len() <= kind.most_bytes());
-        let place = place.and_then(|()| Place::take(counters, &self.waiting));
-        let sent = place.map(|place| {
+        if body.len() > kind.most_bytes() {
+            return counters.drop_message(TOO_LARGE);
+        }
+        let sent = Place::take(counters, &self.waiting).map(|place| {
             let (sink, vm, body) = (sink.clone(), Arc::clone(&self.vm), Bytes::copy_from_slice(body));
             let message = Message { sink, vm, name, kind, time_unix: now_unix, body, place };
             (self.outbox.hand_over)(Box::new(message))
         });
         if sent != Some(true) {
-            counters.dropped.fetch_add(1, Ordering::Relaxed);
+            counters.drop_message(NO_PLACE);
         }
     }
 
@@ -206,7 +239,7 @@ fn take_below(count: &AtomicUsize, limit: usize) -> Option<usize> {
 /// Creates an outbox that accepts messages and never delivers them.
 #[cfg(test)]
 pub(crate) fn unattended() -> Outbox {
-    let waiting = std::sync::Mutex::new(Vec::new());
+    let waiting = Mutex::new(Vec::new());
     Outbox::new(move |message| {
         waiting.lock().expect("sound").push(message);
         true
@@ -243,11 +276,18 @@ impl Message {
         &self.sink
     }
 
-    /// Counts the message as delivered or failed and frees its place.
-    pub fn end(self, delivered: bool) {
+    /// Counts the message as delivered, or as failed for a reason, and frees its place.
+    pub fn end<E: fmt::Display>(self, outcome: Result<(), E>) {
         let counters = &self.place.counters;
-        let counter = if delivered { &counters.delivered } else { &counters.failed };
-        counter.fetch_add(1, Ordering::Relaxed);
+        match outcome {
+            Ok(()) => drop(counters.delivered.fetch_add(1, Ordering::Relaxed)),
+            Err(error) => {
+                let reason = format!("{}: {error}", self.sink).into();
+                *counters.last_loss.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(MessageLoss { at: Instant::now(), reason });
+                counters.failed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Returns the message as one line of JSON without a newline. It is at most six times as long as the body (the

@@ -79,10 +79,7 @@ pub(crate) fn part(files: &Path, name: &str, mut saw: impl FnMut(&Path)) -> Resu
         // An empty file asks for a record, and adds nothing to it.
         Ok(Value::Null) => json!({}),
         Ok(_) => return wrong("a mapping, part of a record", "something else"),
-        // The parser's message could repeat the content.
-        Err(error) => {
-            return wrong("a mapping in YAML", &format!("something else, from line {} on", error.line()));
-        }
+        Err(error) => return wrong("a mapping in YAML", &parser::fault_of_yaml(&bytes, &error)),
     };
     for field in PAYLOADS {
         let Some(source) = value[field]["source"]["file"].as_str() else { continue };
@@ -185,18 +182,41 @@ const WHOLE: [&str; 9] = [
 ];
 
 /// Parses the record of several parts. `compose` makes it of all of them, or of all but one. The error names the only
-/// part without which the record is valid, or else `whole`; a part that has no name is never named.
+/// part without which the record is valid, or else `whole`; a part that has no name is never named. Errors and warnings
+/// about a NIC name it by its ID, because nobody counted the NICs of the whole.
 pub(crate) fn parse_composed(
     limits: &RecordLimits,
     (whole, names): (&str, &[Option<String>]),
     compose: impl Fn(Option<usize>) -> Value,
 ) -> Result<(Record, Vec<Warning>), RecordError> {
     let parse = |without| Record::parse_within(limits, whole, &compose(without).to_string());
-    parse(None).map_err(|error| {
-        let is_cause = |(part, name): &(usize, &Option<String>)| name.is_some() && parse(Some(*part)).is_ok();
-        let cause = names.iter().enumerate().find(is_cause).and_then(|(_, name)| name.as_deref());
-        error.in_part(cause.unwrap_or(whole))
-    })
+    let place_of = |part: &str, field: &str| match id_of_nic(&compose(None), field) {
+        Some(id) => format!("{part}, NIC {id}"),
+        None => part.to_owned(),
+    };
+    match parse(None) {
+        Ok((record, mut warnings)) => {
+            for warning in &mut warnings {
+                warning.place.source = place_of(whole, &warning.place.field);
+                warning.place.position = None;
+            }
+            Ok((record, warnings))
+        }
+        Err(error) => {
+            let is_cause =
+                |(part, name): &(usize, &Option<String>)| name.is_some() && parse(Some(*part)).is_ok();
+            let cause = names.iter().enumerate().find(is_cause).and_then(|(_, name)| name.as_deref());
+            let place = place_of(cause.unwrap_or(whole), error.field());
+            Err(error.in_part(&place))
+        }
+    }
+}
+
+/// The ID of the NIC that a field such as `network.nics[1].mac` is of.
+fn id_of_nic(record: &Value, field: &str) -> Option<String> {
+    let (number, _) = field.strip_prefix("network.nics[")?.split_once(']')?;
+    let id = record["network"]["nics"].get(number.parse::<usize>().ok()?)?["id"].as_str()?;
+    Some(metadata_content::record::values::excerpt(id).to_string())
 }
 
 /// NICs that the entries of a part may merge into. A record has at most 32, so one with more is refused whatever its

@@ -31,12 +31,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Query, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, Request, StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde::Deserialize;
 use tokio::sync::{mpsc, oneshot};
+use tracing::info;
 
 use super::health::{Health, HealthProblem};
 use super::node::{StartedTrace, TraceRefusal, TraceTarget};
@@ -44,12 +47,13 @@ use crate::metrics;
 use metadata_control::status::{AgentStatus, GuestStatus, PortFilter};
 use metadata_control::top::{Top, TopQuery, VmPage};
 
-use instances::InstanceRequest;
 pub(super) use instances::Registrar;
+use instances::{InstanceRequest, RefusalReason};
 pub(super) use listen::serve;
 use listen::{LongLivedAnswer, Peer};
 pub(super) use page::PageHosts;
-pub(super) use socket::{ControlSocket, SocketError, gid_of, make_run};
+pub(crate) use socket::SocketError;
+pub(super) use socket::{ControlSocket, gid_of, make_run};
 
 /// Limit on requests that wait for the control loop; further ones are answered 503.
 pub(super) const QUEUE: usize = 8;
@@ -113,6 +117,8 @@ impl Routers {
         let control = control.route("/v1/top", get(top::top));
         let routes = instances::routes().into_iter();
         let control = routes.fold(control, |control, (path, methods)| control.route(path, methods));
+        let control = control.fallback(instances::no_path).method_not_allowed_fallback(instances::no_method);
+        let control = control.layer(middleware::from_fn(log_refusal));
         let metrics = match page {
             Some(hosts) => page::routes(both, hosts),
             None => both,
@@ -211,8 +217,32 @@ async fn status(
     })
 }
 
+/// A document with the newline that a terminal wants after it.
+fn json_line<T: serde::Serialize>(value: &T) -> serde_json::Result<Vec<u8>> {
+    let mut bytes = serde_json::to_vec(value)?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+/// Logs why a request for a change is refused.
+async fn log_refusal(
+    axum::Extension(peer): axum::Extension<Peer>,
+    request: Request<Body>,
+    next: Next,
+) -> Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let response = next.run(request).await;
+    let status = response.status().as_u16();
+    if !matches!(method, Method::GET | Method::HEAD)
+        && let Some(RefusalReason(reason)) = response.extensions().get()
+    {
+        info!(by = %peer, %method, path, status, %reason, "refused a request for a change");
+    }
+    response
+}
+
 fn json<T: serde::Serialize>(value: &T) -> Response {
-    match serde_json::to_vec(value) {
+    match json_line(value) {
         Ok(bytes) => ([(header::CONTENT_TYPE, JSON)], bytes).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }

@@ -39,7 +39,7 @@ pub(super) struct ConfigChanges {
 type Field = (&'static str, fn(&Config, &Config) -> bool);
 
 /// Fields that only a restart applies: the kernel's tables, the hubs and the workers depend on them.
-const RESTART: [Field; 16] = [
+const RESTART: [Field; 19] = [
     ("api", |a, b| a.api != b.api),
     ("audit", |a, b| a.audit != b.audit),
     ("identity", |a, b| a.identity != b.identity),
@@ -48,16 +48,17 @@ const RESTART: [Field; 16] = [
     ("steer", |a, b| a.steer != b.steer),
     ("guard", |a, b| a.guard != b.guard),
     ("hub", |a, b| a.hub != b.hub),
-    ("metrics, page, page_hosts", |a, b| {
-        (a.metrics, a.page, &a.page_hosts) != (b.metrics, b.page, &b.page_hosts)
-    }),
+    ("metrics", |a, b| a.metrics != b.metrics),
+    ("page", |a, b| a.page != b.page),
+    ("page_hosts", |a, b| a.page_hosts != b.page_hosts),
     ("state", |a, b| a.state != b.state),
     ("token_key", |a, b| a.token_key != b.token_key),
     ("pins", |a, b| a.pins != b.pins),
     ("run", |a, b| a.run != b.run),
     ("proxmox", |a, b| a.proxmox != b.proxmox),
     ("workers", |a, b| a.workers != b.workers),
-    ("spin_us, answer_in_kernel", |a, b| (a.spin_us, a.answer_in_kernel) != (b.spin_us, b.answer_in_kernel)),
+    ("spin_us", |a, b| a.spin_us != b.spin_us),
+    ("answer_in_kernel", |a, b| a.answer_in_kernel != b.answer_in_kernel),
 ];
 
 impl ConfigChanges {
@@ -122,7 +123,7 @@ mod tests {
     #[test]
     fn fields_that_can_change_are_applied_and_the_others_are_named() {
         type Case = (&'static str, fn(&mut Config), bool);
-        let cases: [Case; 15] = [
+        let cases: [Case; 18] = [
             ("nothing", |_| {}, true),
             ("records", |c| c.records = Some("/elsewhere".into()), true),
             ("metadata", |c| c.metadata.keys = 1, true),
@@ -137,6 +138,9 @@ mod tests {
             ("proxmox", |c| c.proxmox = Some(Default::default()), false),
             ("workers", |c| c.workers = 2, false),
             ("run", |c| c.run = "/elsewhere".into(), false),
+            ("metrics", |c| c.metrics = Some("127.0.0.1:9".parse().expect("an address")), false),
+            ("page_hosts", |c| c.page_hosts = vec!["node".into()], false),
+            ("spin_us", |c| c.spin_us += 1, false),
             ("api", |c| c.api = Some(Default::default()), false),
         ];
         for (field, change, at_once) in cases {

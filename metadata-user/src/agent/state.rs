@@ -14,9 +14,10 @@ use super::registration_store::RegistrationStore;
 use crate::config::Config;
 use crate::delivery::{self, Deliveries};
 use crate::metrics;
+use metadata_base::printable::counted;
 use metadata_content::identity::Issuer;
 use metadata_content::record::{Owner, Record, RecordLimits};
-use metadata_content::sink::Outbox;
+use metadata_content::sink::{MessageLoss, Outbox, SinkCounts};
 use metadata_content::store::VmState;
 use metadata_content::token::Keyring;
 use metadata_feed::registry::RecordId;
@@ -34,6 +35,9 @@ const MAILBOXES: &str = "vms";
 /// How long the mailbox of a VM without a record is kept, so that no password is lost if a record is removed and
 /// created again, or if a directory is mounted late.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
+
+/// How long a lost message is a problem of the status.
+const RECENT_LOSS: Duration = Duration::from_secs(600);
 
 /// Token keys, mailboxes and the queue to the sinks.
 #[derive(Debug)]
@@ -287,7 +291,8 @@ impl NodeState {
                 aside.display()
             )
         });
-        unsaved.into_iter().chain(aside).collect()
+        let lost = self.outbox.last_loss().and_then(|loss| lost_messages(self.outbox.counts(), &loss));
+        unsaved.into_iter().chain(aside).chain(lost).collect()
     }
 
     /// Counts of messages to sinks and of mailbox files.
@@ -302,6 +307,19 @@ impl NodeState {
     }
 }
 
+/// What to say of messages that were lost, while the last loss is recent.
+fn lost_messages(counts: SinkCounts, last: &MessageLoss) -> Option<String> {
+    let ago = last.at.elapsed();
+    let lost = counted(counts.failed + counts.dropped, "message");
+    (ago < RECENT_LOSS).then(|| {
+        format!(
+            "{lost} of guests did not reach a sink, the last one {} s ago: {}",
+            ago.as_secs(),
+            last.reason
+        )
+    })
+}
+
 /// Replaces the token key if it is older than `age`.
 fn rotate(keyring: &Keyring, path: &Path, age: Duration) -> io::Result<()> {
     if token_file::rotate_if_older(keyring, path, age, unix_now()).map_err(io::Error::other)? {
@@ -313,5 +331,24 @@ fn rotate(keyring: &Keyring, path: &Path, age: Duration) -> io::Result<()> {
 fn warn_of<T>(result: Result<T, mailboxes::MailboxError>) {
     if let Err(error) = result {
         warn!("{error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MessageLoss, RECENT_LOSS, SinkCounts, lost_messages};
+    use std::time::Instant;
+
+    #[test]
+    fn lost_messages_are_a_problem_while_the_last_loss_is_recent() {
+        let counts = SinkCounts { failed: 2, dropped: 1, ..SinkCounts::default() };
+        let now = Instant::now();
+        let loss = MessageLoss { at: now, reason: "/run/sink: expected a receiver".into() };
+        let told = lost_messages(counts, &loss).expect("recent");
+        assert!(told.starts_with("3 messages of guests did not reach a sink, the last one "), "{told}");
+        assert!(told.ends_with(" s ago: /run/sink: expected a receiver"), "{told}");
+        if let Some(at) = now.checked_sub(RECENT_LOSS) {
+            assert_eq!(lost_messages(counts, &MessageLoss { at, ..loss }), None);
+        }
     }
 }

@@ -208,6 +208,11 @@ async fn a_failing_sink_is_tried_again_and_counted_and_others_continue() {
     let task = tokio::spawn(deliver(deliveries));
     let counts = until(&outbox, |c| c.waiting == 0).await;
     assert_eq!((counts.delivered, counts.failed, counts.dropped), (1, bad.len() as u64, 0));
+    let loss = outbox.last_loss().expect("the last of them");
+    assert!(bad.iter().any(|sink| loss.reason.starts_with(&format!("{sink}: expected "))), "{loss:?}");
+    vm.send(&events(file(&path)), MessageKind::Event, &[b'x'; (64 << 10) + 1], NOW);
+    let loss = outbox.last_loss().expect("a message that is too large");
+    assert!(outbox.counts().dropped == 1 && loss.reason.contains("larger than the limit"), "{loss:?}");
     assert_eq!(lines(&path)[0]["body"], "arrives");
     assert_eq!(asked.lock().expect("sound").len(), 2, "tries");
     for task in [task, server, closer] {

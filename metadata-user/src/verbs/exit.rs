@@ -4,10 +4,13 @@ use std::error::Error;
 use std::io;
 use std::process::ExitCode;
 
+use crate::agent::SocketError;
 use clap::Command;
 use metadata_control::instances::RegistrationError;
 use metadata_control::status::ClientError;
 use metadata_feed::FeedError;
+use metadata_links::error::LinkError;
+use metadata_steer::{PinsError, SteerError};
 use rustix::io::Errno;
 
 /// How the command ended.
@@ -134,6 +137,9 @@ impl Exit {
         if let Some(failure) = cause.downcast_ref() {
             return Some(Self::of_failure(failure));
         }
+        if is_other_agent(cause) {
+            return Some(Self::Conflict);
+        }
         let io = match cause.downcast_ref() {
             // It shares the kernel's error, so that this is no cause of its own.
             Some(FeedError::Io { error, .. }) => Some(error.kind()),
@@ -144,6 +150,19 @@ impl Exit {
             || errno.is_some_and(|errno| matches!(*errno, Errno::PERM | Errno::ACCESS));
         is_denied.then_some(Self::Forbidden)
     }
+}
+
+/// True for the errors of an agent that finds another in its way.
+fn is_other_agent(cause: &(dyn Error + 'static)) -> bool {
+    // These errors share their causes, which are therefore not in the chain.
+    let (pins, link) = match cause.downcast_ref() {
+        Some(SteerError::Pins(pins)) => (Some(pins), None),
+        Some(SteerError::Link(link)) => (None, Some(link)),
+        _ => (cause.downcast_ref(), cause.downcast_ref()),
+    };
+    matches!(pins, Some(PinsError::InUse { .. }))
+        || matches!(link, Some(LinkError::HubInUse { .. }))
+        || matches!(cause.downcast_ref(), Some(SocketError::Taken { .. }))
 }
 
 impl From<Exit> for ExitCode {
@@ -170,11 +189,10 @@ pub fn document(command: Command) -> Command {
 
 #[cfg(test)]
 mod tests {
-    use super::{Exit, FeedError};
+    use super::{Exit, FeedError, LinkError, PinsError, SocketError, SteerError};
     use anyhow::{Context as _, anyhow};
     use metadata_control::instances::{ApiProblem, RegistrationError};
     use metadata_control::status::ClientError;
-    use metadata_links::error::LinkError;
     use std::collections::HashSet;
     use std::io;
 
@@ -208,6 +226,23 @@ mod tests {
             let name = format!("{failure:?}");
             assert_eq!(Exit::of_error(&anyhow::Error::from(failure).context("more")), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn another_agent_in_the_way_is_a_conflict() {
+        let pins = || PinsError::InUse { path: "/pins".into() };
+        let hub = || LinkError::HubInUse { name: "hub".into() };
+        for error in [
+            anyhow::Error::from(pins()),
+            SteerError::Pins(pins()).into(),
+            SteerError::Link(hub()).into(),
+            hub().into(),
+            SocketError::Taken { path: "/run".into() }.into(),
+        ] {
+            assert_eq!(Exit::of_error(&error), Exit::Conflict, "{error:?}");
+            assert_eq!(Exit::of_error(&error.context("more")), Exit::Conflict);
+        }
+        assert!(pins().to_string().contains("`systemctl reload xdp-imds`"));
     }
 
     #[test]

@@ -176,6 +176,10 @@ fn explanation(question: &ExplainRequest) -> anyhow::Result<Explanation> {
         Ok(httparse::Header { name: name.trim(), value: value.trim().as_bytes() })
     });
     let fields: Vec<httparse::Header<'_>> = fields.collect::<anyhow::Result<_>>()?;
+    if !question.target.starts_with('/') && !question.target.contains("://") {
+        let target = Printable(&question.target);
+        bail!("expected a path that begins with `/`, or a URL, found `{target}`; write `/{target}`");
+    }
     let target = match normalise(&question.target) {
         Ok(target) => target,
         Err(error) => bail!("{} is not a valid path: {error}; a guest gets 400 or 404", question.target),
@@ -240,6 +244,12 @@ fn explain(
                 if !met {
                     return;
                 }
+            }
+            if let Endpoint::Live(live) = route.endpoint()
+                && let Some((demand, status)) = live.lacks(&call)
+            {
+                into.conditions.push(ExplainedCondition { demand, met: false, status: status.0 });
+                return;
             }
             into.computed = Some(match route.endpoint() {
                 Endpoint::Fixed(_) => "once for each version of the record".into(),
@@ -345,11 +355,22 @@ mod tests {
 
     fn asked(method: &str, target: &str, fields: &[&str], as_json: bool) -> String {
         let dir = tempfile::tempdir().expect("a directory is made");
-        let record = dir.path().join("web.yaml");
+        let question = question(&recorded(dir.path()), method, target, fields);
+        let mut out = Vec::new();
+        run(&question, as_json, &mut out).expect("an explanation");
+        String::from_utf8(out).expect("text")
+    }
+
+    fn recorded(dir: &std::path::Path) -> std::path::PathBuf {
+        let record = dir.join("web.yaml");
         std::fs::write(&record, FULL).expect("the record is written");
         std::fs::set_permissions(&record, std::fs::Permissions::from_mode(0o640)).expect("the mode is set");
-        let question = ExplainRequest {
-            record,
+        record
+    }
+
+    fn question(record: &std::path::Path, method: &str, target: &str, fields: &[&str]) -> ExplainRequest {
+        ExplainRequest {
+            record: record.to_owned(),
             limits: RecordLimits::DEFAULT,
             method: method.into(),
             target: target.into(),
@@ -358,10 +379,7 @@ mod tests {
             to: None,
             port: None,
             source_port: 40_000,
-        };
-        let mut out = Vec::new();
-        run(&question, as_json, &mut out).expect("an explanation");
-        String::from_utf8(out).expect("text")
+        }
     }
 
     #[test]
@@ -389,6 +407,36 @@ mod tests {
         assert!(!said.contains("refused with"), "a condition is what is demanded: {said}");
         let said = explained("GET", "/v1/token", &["metadata: TRUE"]);
         assert!(said.contains("answer      200 OK"), "{said}");
+    }
+
+    #[test]
+    fn a_refusal_by_the_answer_itself_names_what_the_request_lacks() {
+        let aws = "X-aws-ec2-metadata-token-ttl-seconds";
+        let wanted =
+            format!("condition   the field `{aws}` with 1 to 21600 seconds: not met, so the answer is 400\n");
+        for (target, fields) in
+            [("/latest/api/token", vec![]), ("/latest/api/token", vec![format!("{aws}: 21601")])]
+        {
+            let fields: Vec<_> = fields.iter().map(String::as_str).collect();
+            let said = explained("PUT", target, &fields);
+            assert!(said.contains(&wanted) && said.contains("answer      400 Bad Request"), "{said}");
+            assert!(!said.contains("computed"), "{said}");
+        }
+        let said = explained("PUT", "/latest/api/token", &[&format!("{aws}: 60")]);
+        assert!(!said.contains("not met") && said.contains("answer      200 OK"), "{said}");
+        let said = explained("PUT", "/v1/token", &[]);
+        assert!(
+            said.contains("the field `Metadata-Token-Expiry-Seconds` with 1 to 86400 seconds: not met"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn a_target_without_its_first_slash_is_refused_with_the_path_that_is_meant() {
+        let dir = tempfile::tempdir().expect("a directory is made");
+        let question = question(&recorded(dir.path()), "GET", "latest/user-data", &[]);
+        let error = run(&question, false, &mut Vec::new()).expect_err("no path").to_string();
+        assert!(error.contains("found `latest/user-data`; write `/latest/user-data`"), "{error}");
     }
 
     #[test]

@@ -42,14 +42,25 @@ const BPF_FS: u32 = 0xcafe_4a11;
 /// Limit on links read from one directory, four for each port. More than that means another fault.
 const MAX_LINKS: usize = 4 * metadata_common::maps::MAX_PORTS as usize;
 
+/// The mount point of the bpffs that systemd and the kernel's tools use.
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// How a directory of pins comes to be on a bpffs.
+fn way_to_bpffs(pins: &Path) -> &'static str {
+    match pins.starts_with(BPFFS) {
+        true => "`mount -t bpf bpf /sys/fs/bpf`",
+        false => "name a directory below /sys/fs/bpf by `pins` or --pins",
+    }
+}
+
 /// Why the pins cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinsError {
     /// The directory is not on a bpffs.
     #[error(
-        "expected {} on a bpffs, found another file system or nothing: `mount -t bpf bpf /sys/fs/bpf`, or pin nothing \
-         with --no-pins, which leaves every port open while no agent runs", path.display()
+        "expected {} on a bpffs, found another file system or nothing: {}, or pin nothing with --no-pins, which leaves \
+         every port open while no agent runs", path.display(), way_to_bpffs(path)
     )]
     NoBpffs {
         /// The configured directory.
@@ -70,8 +81,9 @@ pub enum PinsError {
     },
     /// Another agent runs with these pins.
     #[error(
-        "another xdp-imds runs with the pins in {}: stop it, take over from it with --takeover, or give this one its \
-         own --pins and --run", path.display()
+        "another xdp-imds runs with the pins in {}: if it is the package's unit, it has your records already, and \
+         `systemctl reload xdp-imds` lets it read a new configuration; otherwise stop it, take over from it with \
+         --takeover, or give this one its own --pins and --run", path.display()
     )]
     InUse {
         /// The configured directory.
@@ -720,8 +732,10 @@ mod tests {
             let error = PinDirectory::open(&pins, true).err().expect("a refusal");
             assert!(matches!(error, PinsError::NoBpffs { .. }), "{error}");
             let said = error.to_string();
-            assert!(said.contains("mount -t bpf bpf /sys/fs/bpf") && said.contains("--no-pins"), "{said}");
+            assert!(said.contains("below /sys/fs/bpf by `pins`") && said.contains("--no-pins"), "{said}");
         }
+        let said = PinsError::NoBpffs { path: "/sys/fs/bpf/xdp-imds".into() }.to_string();
+        assert!(said.contains("`mount -t bpf bpf /sys/fs/bpf`, or"), "{said}");
     }
 
     #[test]

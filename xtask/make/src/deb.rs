@@ -21,7 +21,7 @@ const TOOLS: &[(&str, &str)] =
     &[("dpkg-deb", "dpkg"), ("strip", "binutils"), ("systemd-analyze", "systemd"), ("unshare", "util-linux")];
 
 /// The files of the package, with their modes.
-const FILES: [(&str, &str); 24] = [
+const FILES: [(&str, &str); 25] = [
     ("./etc/libvirt/hooks/qemu.d/xdp-imds", "-rwxr-xr-x"),
     ("./etc/xdp-imds/config.yaml", "-rw-r--r--"),
     ("./etc/xdp-imds/libvirt/README", "-rw-r--r--"),
@@ -35,6 +35,7 @@ const FILES: [(&str, &str); 24] = [
     ("./usr/share/doc/xdp-imds/copyright", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/examples/domain.xml", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/libvirt.md", "-rw-r--r--"),
+    ("./usr/share/doc/xdp-imds/operate/privileges.md", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/reference/configuration-fields.md", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/reference/configuration.md", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/reference/record-fields.md", "-rw-r--r--"),
@@ -48,8 +49,12 @@ const FILES: [(&str, &str); 24] = [
     ("./usr/share/zsh/vendor-completions/_xdp-imds", "-rw-r--r--"),
 ];
 
-/// How the paths of manual pages begin. There is one for each verb.
-const MANUAL: &str = "./usr/share/man/man1/xdp-imds-";
+/// How the paths of manual pages and of pages of the book begin. There is one for each verb, and for each page.
+const PAGES: [&str; 3] = [
+    "./usr/share/man/man1/xdp-imds-",
+    "./usr/share/doc/xdp-imds/operate/",
+    "./usr/share/doc/xdp-imds/reference/",
+];
 
 /// The largest size of the package, in bytes. A larger package has debugging symbols in it.
 const SIZE: u64 = 16 << 20;
@@ -189,7 +194,9 @@ pub(crate) fn contents(package: &Path) -> Result<()> {
         ensure!(found == Some(expected), "{path}: expected {expected:?}, found {found:?}");
     }
     let known = |path: &&str| {
-        path.ends_with('/') || path.starts_with(MANUAL) || FILES.iter().any(|(file, _)| file == path)
+        path.ends_with('/')
+            || PAGES.iter().any(|start| path.starts_with(start))
+            || FILES.iter().any(|(file, _)| file == path)
     };
     if let Some(other) = found.keys().find(|path| !known(path)) {
         bail!("{other} is in the package but not in the list of expected files");

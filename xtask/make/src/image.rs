@@ -14,6 +14,7 @@
 
 pub(crate) mod bill;
 pub(crate) mod binary;
+mod documents;
 pub(crate) mod layer;
 pub(crate) mod layout;
 pub(crate) mod pages;

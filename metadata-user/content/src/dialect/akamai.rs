@@ -220,6 +220,12 @@ impl LiveRoute for SessionTokenIssuer {
         Response::new(StatusCode(200), Some(kind), &fields, body).within(self.hop_limit).into()
     }
 
+    fn lacks(&self, call: &LiveRequest<'_>) -> Option<(String, StatusCode)> {
+        let most = TokenKind::Akamai.longest_ttl_seconds();
+        let is_refused = call.request.headers.get(EXPIRY).and_then(expiry).is_none();
+        is_refused.then(|| (format!("the field `{EXPIRY}` with 1 to {most} seconds"), StatusCode(400)))
+    }
+
     fn about(&self) -> &'static str {
         "a token for 1 to 86400 s"
     }

@@ -73,6 +73,15 @@ impl LiveRoute for Tokens {
         response.within(self.hop_limit).into()
     }
 
+    fn lacks(&self, call: &LiveRequest<'_>) -> Option<(String, StatusCode)> {
+        if call.request.target.path != PATH {
+            return Some((format!("the path `{PATH}`"), StatusCode(403)));
+        }
+        let is_refused = call.request.method != Method::Options && self.ttl(call).is_none();
+        let (field, most) = (self.ttl, self.kind.longest_ttl_seconds());
+        is_refused.then(|| (format!("the field `{field}` with 1 to {most} seconds"), StatusCode(400)))
+    }
+
     fn about(&self) -> &'static str {
         "a session token"
     }

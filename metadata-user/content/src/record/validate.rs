@@ -386,8 +386,11 @@ impl Validator<'_> {
         let nics = record.network.nics.iter().enumerate();
         for (n, nic) in nics.filter(|(_, nic)| nic.name.is_none() && record.network.mode == NetworkMode::Auto)
         {
-            let message =
-                format!("no `name`: guests without netplan look for an interface called `{}`", nic.id);
+            let message = format!(
+                "no `name`: guests without netplan look for an interface called `{}`; add `name: eth{n}`, or what \
+                         the guest calls it",
+                nic.id
+            );
             self.warn(&way!["network", "nics", n], message);
         }
     }

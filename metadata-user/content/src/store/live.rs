@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::http::{Request, Response};
+use crate::http::{Request, Response, StatusCode};
 use crate::identity::{Issuer, VmIssuer};
 use crate::mailbox::{Mailbox, ParkedRequest};
 use crate::record::Record;
@@ -122,6 +122,12 @@ pub trait LiveRoute: Debug + Send + Sync {
     /// Returns the answers below the route that never change, as pairs of path (`/a/b`) and text; none by default.
     fn leaves(&self) -> Vec<(&str, &str)> {
         Vec::new()
+    }
+
+    /// Describes what the answer demands of this request beyond the guards of its route and does not find, in the words
+    /// of [`Condition::demand`](super::Condition::demand), with the status that refuses it; none by default.
+    fn lacks(&self, _call: &LiveRequest<'_>) -> Option<(String, StatusCode)> {
+        None
     }
 
     /// Describes the answer for people, such as `token for 1 to 21600 s`.

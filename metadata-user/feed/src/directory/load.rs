@@ -150,7 +150,7 @@ pub fn files(path: &Path) -> Result<(PathBuf, Vec<String>), FeedError> {
         return Ok((path.to_owned(), names(path)?.into_iter().collect()));
     }
     if !found.is_file() {
-        let error = io::Error::other("another kind of file");
+        let error = io::Error::other("neither a regular file nor a directory");
         return Err(io_error(path, EITHER, error));
     }
     let name = path.file_name().and_then(|name| name.to_str());

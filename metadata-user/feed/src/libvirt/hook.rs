@@ -11,6 +11,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -25,7 +26,7 @@ use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, NAMESPACE, XML_BYTES, io_err
 use crate::directory::{REFUSAL, REFUSAL_BYTES};
 use crate::record_part;
 use metadata_base::printable::Printable;
-use metadata_base::run::DEFAULT_RUN;
+use metadata_base::run::{DEFAULT_RUN, SOCKET};
 use metadata_content::record::{Record, RecordLimits, Warning};
 use metadata_state::private_file;
 
@@ -216,6 +217,12 @@ fn write(domain: &LibvirtDomain, room: &Path, arguments: &HookArgs, log: &Log) -
         let text = format!("{record:#}\n");
         put(room, &path, &text).map_err(|error| io_error(&path, "a record that can be written", error))?;
     }
+    if checked.is_ok() && has_port(&record) && lacks_agent(&arguments.run) {
+        let run = arguments.run.display();
+        let text =
+            format!("no agent runs in {run}, so that nothing is served: run `systemctl start xdp-imds`");
+        log.say(Severity::Warning, &text);
+    }
     let (record, warnings) = checked?;
     accept(&path)?;
     let exposed = composition.exposed.iter().map(|(path, mode)| {
@@ -226,7 +233,7 @@ fn write(domain: &LibvirtDomain, room: &Path, arguments: &HookArgs, log: &Log) -
     let skipped =
         skipped.map(|SkippedInterface { interface, reason }| format!("{interface} is not served: {reason}"));
     let warnings = warnings.iter().map(Warning::to_string).chain(skipped).chain(exposed);
-    let is = if is_new { "has a record" } else { "its record is unchanged" };
+    let is = if is_new { "has a record" } else { "has an unchanged record" };
     tell(is_new, &described(is, &record), warnings, log);
     Ok(())
 }
@@ -237,7 +244,7 @@ fn described(is: &str, record: &Record) -> String {
     let taps: Vec<_> = ports.map(|port| port.ifname.to_string()).collect();
     match &taps[..] {
         [] => format!("{is}, and waits for its taps"),
-        taps => format!("{is}, served on {}", taps.join(", ")),
+        taps => format!("{is} for {}", taps.join(", ")),
     }
 }
 
@@ -246,6 +253,14 @@ fn tell(is_new: bool, text: &str, warnings: impl Iterator<Item = String>, log: &
     let say = |severity, text: &str| if is_new { log.say(severity, text) } else { log.print(text) };
     say(Severity::Info, text);
     warnings.for_each(|warning| say(Severity::Warning, &warning));
+}
+
+/// True if no agent serves what is in this run directory. A socket that this program may not enter tells nothing.
+fn lacks_agent(run: &Path) -> bool {
+    let connected = UnixStream::connect(run.join(SOCKET));
+    connected.is_err_and(|error| {
+        matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+    })
 }
 
 fn has_port(record: &Value) -> bool {
@@ -285,6 +300,7 @@ fn now() -> u64 {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::net::{UnixDatagram, UnixListener};
 
     const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 
@@ -323,7 +339,7 @@ mod tests {
                 suboperation: words.next().expect("a suboperation"),
                 extra: words.collect(),
             };
-            work(&arguments, &mut xml.as_bytes(), &Log::new(Path::new("/nonexistent"), "web"))?;
+            work(&arguments, &mut xml.as_bytes(), &Log::new(&self.0.path().join("log"), "web"))?;
             Ok(read(&self.record()))
         }
     }
@@ -502,6 +518,35 @@ mod tests {
         }
         let fixed = Room::new().hook("prepare begin -", "", "tap-web").expect("hooked").expect("a record");
         assert_eq!(fixed["network"]["nics"][0]["port"]["ifname"], "tap-web");
+    }
+
+    #[test]
+    fn the_log_says_served_of_no_tap_and_warns_if_no_agent_runs() {
+        let room = Room::new();
+        let syslog = UnixDatagram::bind(room.0.path().join("log")).expect("a socket");
+        syslog.set_nonblocking(true).expect("set");
+        let said = |words: &str, label: &str| {
+            room.hook(words, &format!("<label>{label}</label>"), "vnet7").expect("hooked").expect("a record");
+            let mut bytes = [0; 2_048];
+            let mut lines = String::new();
+            while let Ok(len) = syslog.recv(&mut bytes) {
+                lines.push_str(&String::from_utf8_lossy(&bytes[..len]));
+                lines.push('\n');
+            }
+            lines
+        };
+        let lack = "no agent runs in ";
+        let early = said("prepare begin -", "a");
+        assert!(early.contains("waits for its taps") && !early.contains(lack), "{early}");
+        let alone = said("start begin -", "a");
+        assert!(alone.contains("has a record for vnet7") && !alone.contains(", served"), "{alone}");
+        assert!(alone.contains(lack) && alone.contains("`systemctl start xdp-imds`"), "{alone}");
+        let path = room.0.path().join("run").join(SOCKET);
+        let agent = UnixListener::bind(&path).expect("a socket");
+        let attended = said("reconnect begin -", "b");
+        assert!(attended.contains("has a record for vnet7") && !attended.contains(lack), "{attended}");
+        drop(agent);
+        assert!(said("reconnect begin -", "c").contains(lack), "the socket of an ended agent");
     }
 
     #[test]

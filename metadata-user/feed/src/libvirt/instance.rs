@@ -127,7 +127,7 @@ fn element(part: &mut Value, node: Node<'_, '_>, name: &str) -> Read<()> {
         "label" => list(&mut part["labels"]).push(line(node)?.into()),
         other => {
             let expected = "hostname, instance-id, namespace, instance-type, project, placement, image, ssh-key, user-data, \
-                            vendor-data, network-config, address, meta, label or record (deploy/libvirt/README.md)";
+                            vendor-data, network-config, address, meta, label or record (libvirt.md in /usr/share/doc/xdp-imds)";
             return Err(wrong(node, expected, format_args!("<{}>", shown(other))));
         }
     }
@@ -220,11 +220,7 @@ fn document(node: Node<'_, '_>) -> Read<Value> {
         }
         Ok(Value::Null) => Ok(json!({})),
         Ok(_) => Err(wrong(node, expected, "something else")),
-        // The parser's message could repeat the content.
-        Err(error) => {
-            let at = error.position.map_or(String::new(), |(line, _)| format!(" from its line {line} on"));
-            Err(wrong(node, expected, format_args!("something else{at}")))
-        }
+        Err(error) => Err(wrong(node, expected, parser::fault_of_yaml(body(node)?, &error))),
     }
 }
 

@@ -192,7 +192,7 @@ fn invalid_content_of_our_element_is_refused_with_its_line() {
         ("<i:meta key='a'>x</i:meta><i:meta key='a'>y</i:meta>", "`a` twice"),
         ("<i:address method='dhcp4'/>", "attribute `mac`"),
         ("<i:record>[sesame]</i:record>", "a mapping"),
-        ("<i:record>user_data: {text: 'sesame}</i:record>", "a mapping"),
+        ("<i:record>user_data: {text: 'sesame}</i:record>", "a fault of syntax"),
         ("<i:record>user_data: {source: {file: other}}</i:record>", "`source`"),
         ("<x:hostname xmlns:x='http://example.org/'>a</x:hostname>", "of another"),
     ];
@@ -313,7 +313,12 @@ fn the_error_of_an_invalid_file_names_the_file_and_the_reason() {
     let huge = "x".repeat(FILE_BYTES + 1);
     let cases = [
         ("- sesame\n", "expected a mapping"),
-        ("user_data: {text: 'sesame\n", "expected a mapping in YAML"),
+        (
+            "user_data: {text: 'sesame\n",
+            "expected a mapping in YAML, found a fault of syntax at its line 1: ",
+        ),
+        ("placement: {region: sesame", "line 1: unclosed bracket '{'"),
+        ("a: sesame\n b: [sesame\n", "a fault of syntax at its line 2: "),
         ("user_data: {source: {file: /etc/hostname}}\n", "inside the directory"),
         ("user_data: {source: {file: absent}}\n", "named by `source`"),
         ("user_data: {source: {file: .}}\n", "not a regular file"),
@@ -326,6 +331,19 @@ fn the_error_of_an_invalid_file_names_the_file_and_the_reason() {
         let error = compose::record(&domain, room.path(), false).expect_err(expected).to_string();
         assert!(error.contains(expected) && !error.contains("sesame"), "{error}");
     }
+}
+
+#[test]
+fn a_warning_about_a_nic_names_it_and_no_place_in_a_text_that_nobody_wrote() {
+    let room = tempfile::tempdir().expect("a directory");
+    let domain = parse(&domain(&ours("<i:address mac='52:54:00:00:00:01'/>"), NIC)).expect("a domain");
+    let composition =
+        compose::Composition::read(&domain, room.path(), false).expect("read").expect("asked for");
+    let (_, warnings) = composition.check(&RecordLimits::DEFAULT, &1.into()).expect("valid");
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    let warning = warning.to_string();
+    assert!(warning.starts_with("the record, NIC n0: network.nics[0]: no `name`: "), "{warning}");
+    assert!(warning.contains("; add `name: eth0`"), "{warning}");
 }
 
 #[test]

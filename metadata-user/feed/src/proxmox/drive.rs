@@ -275,9 +275,10 @@ const CLOSE: &str = "```";
 /// The fields of a record that the block may have.
 pub const FIELDS: [&str; 4] = ["image", "instance_type", "labels", "metadata"];
 
-/// The part of a record in a description; `None` without a block.
-pub(super) fn part(description: &str) -> Result<Option<Value>, ProxmoxProblem> {
-    let wrong = |expected, found: String| Err(ProxmoxProblem::Block { expected, found });
+/// The part of a record in a description; `None` without a block. `file` may have all other fields.
+pub(super) fn part(description: &str, file: &str) -> Result<Option<Value>, ProxmoxProblem> {
+    let wrong =
+        |expected: &str, found: String| Err(ProxmoxProblem::Block { expected: expected.to_owned(), found });
     let mut lines = description.lines();
     if !lines.any(|line| line.trim_end() == OPEN) {
         return Ok(None);
@@ -297,15 +298,14 @@ pub(super) fn part(description: &str) -> Result<Option<Value>, ProxmoxProblem> {
         Ok(Value::Object(fields)) => fields,
         Ok(Value::Null) => return Ok(Some(json!({}))),
         Ok(_) => return wrong("a mapping in YAML", "something else".into()),
-        Err(error) => {
-            let line = error.line();
-            return wrong("a mapping in YAML", format!("something else, from its line {line} on"));
-        }
+        Err(error) => return wrong("a mapping in YAML", parser::fault_of_yaml(&text, &error)),
     };
     match fields.keys().find(|key| !FIELDS.contains(&key.as_str())) {
         Some(other) => {
             let found = format!("`{}`", metadata_content::record::values::excerpt(other));
-            wrong("only `image`, `instance_type`, `labels` and `metadata`; others belong into a file", found)
+            let expected =
+                format!("only `image`, `instance_type`, `labels` and `metadata`; others belong into {file}");
+            wrong(&expected, found)
         }
         None => Ok(Some(fields.into())),
     }

@@ -70,20 +70,21 @@ pub fn translate(
     limits: &RecordLimits,
 ) -> Result<ProxmoxTranslation, ProxmoxProblem> {
     let mut problems = Vec::new();
+    let file = |name: &str| options.files.join(name).display().to_string();
+    let own = file(&format!("{vmid}.yaml"));
     let parts = [
         given.defaults.clone(),
         Some(described(vmid, config, given, &mut problems)),
         given.custom.meta.as_deref().map(custom::meta).transpose()?,
-        drive::part(&config.description)?,
+        drive::part(&config.description, &own)?,
         given.own.clone(),
     ];
-    let file = |name: &str| options.files.join(name).display().to_string();
     let names = [
         Some(file(DEFAULTS)),
         None,
         Some("`cicustom`, meta".to_owned()),
         Some("the block ```imds of the description".to_owned()),
-        Some(file(&format!("{vmid}.yaml"))),
+        Some(own),
     ];
     // A part that is absent is no cause, and is not tried.
     let names: Vec<_> =
@@ -106,7 +107,14 @@ pub fn translate(
     record.vm.owner = Some(owner(vmid, config, &given.cluster));
     let subject = record.identity.as_ref().and_then(|identity| identity.subject.as_ref());
     if let Some(value) = subject.and_then(Subject::chosen_by_tenants) {
-        return Err(ProxmoxProblem::Subject { value });
+        // The last part that has one overrides the others.
+        let has_subject = |part: &&Option<Value>| {
+            part.as_ref()
+                .and_then(|part| part.pointer("/identity/subject"))
+                .is_some_and(|value| !value.is_null())
+        };
+        let part = parts.iter().rposition(|part| has_subject(&part)).and_then(|part| names[part].clone());
+        return Err(ProxmoxProblem::Subject { part: part.unwrap_or_else(|| "the record".into()), value });
     }
     Ok(ProxmoxTranslation { record, problems })
 }

@@ -387,7 +387,7 @@ pub enum ProxmoxProblem {
     #[error("the description's block ```imds: expected {expected}, found {found}")]
     Block {
         /// What was expected.
-        expected: &'static str,
+        expected: String,
         /// What was found.
         found: String,
     },
@@ -396,10 +396,12 @@ pub enum ProxmoxProblem {
     Part(#[from] PartError),
     /// The template of the subject lets a tenant choose another VM's subject.
     #[error(
-        "identity.subject: expected `{{owner}}` beside `{value}`, which whoever may change a VM's options chooses; add it, or \
+        "{part}: identity.subject: expected `{{owner}}` beside `{value}`, which whoever may change a VM's options chooses; add it, or \
          leave `subject` out"
     )]
     Subject {
+        /// The part that has the template.
+        part: String,
         /// The value in the template.
         value: &'static str,
     },

@@ -41,6 +41,7 @@ use crate::agent::node::{ClearedData, TaggedRecord, etag};
 use crate::agent::registration_store::RegistrationStore;
 use crate::config::Config;
 use answer::{ProblemResponse, absent, busy, clash, json, not_attached, not_kept, still_on_disk, too_many};
+pub(super) use answer::{RefusalReason, no_method, no_path};
 pub(crate) use ask::{CheckedRegistration, InstanceRequest};
 use ask::{Named, PortWait};
 use conditions::RequestConditions;

@@ -202,10 +202,13 @@ impl Reporter {
         if let Some(proxmox) = &status.proxmox {
             let directory = proxmox.directory.display();
             if let Some(FailedReads { since, reason }) = &proxmox.failing {
-                status.troubles.push(format!("{directory} has not been readable for {since:.0} s: {reason}"));
+                status.troubles.push(format!(
+                    "{directory} has not been readable for {since:.0} s: {reason}; `systemctl status pve-cluster` tells \
+                     why"
+                ));
             }
             if proxmox.read_only {
-                status.troubles.push(format!("{directory} is read-only: the cluster has no quorum"));
+                status.troubles.push(format!("{directory} is read-only: the cluster has no quorum; `pvecm status` shows which nodes are missing"));
             }
         }
         let mismatches = view.mac_mismatches();

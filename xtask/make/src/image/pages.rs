@@ -1,5 +1,6 @@
-//! Manual pages and completions for packages, which the agent itself writes.
+//! Manual pages and completions for packages, which the agent itself writes, and the documents beside them.
 
+use super::documents;
 use anyhow::{Context as _, Result};
 use flate2::{Compression, GzBuilder};
 use std::fs;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Lets an agent write its pages to the directory `pages` below `products`, and returns that directory. Manual pages
-/// are compressed, as distributions require.
+/// are compressed, as distributions require. The documents are in `doc` below it.
 pub(crate) fn write(agent: &Path, products: &Path) -> Result<PathBuf> {
     let pages = products.join("pages");
     if pages.is_dir() {
@@ -20,6 +21,7 @@ pub(crate) fn write(agent: &Path, products: &Path) -> Result<PathBuf> {
     for file in fs::read_dir(&manual).with_context(|| format!("cannot list {}", manual.display()))? {
         compress(&file?.path())?;
     }
+    documents::write(shell::top(), &pages.join("doc"))?;
     Ok(pages)
 }
 

@@ -93,6 +93,11 @@ impl LiveRoute for Signed {
         signed(call, &self.issuer, &wanted)
     }
 
+    fn lacks(&self, call: &LiveRequest<'_>) -> Option<(String, StatusCode)> {
+        let is_refused = self.wanted(call.request.target.query).is_none();
+        is_refused.then(|| ("no query, or `audience` with a value of its form".into(), StatusCode(400)))
+    }
+
     fn about(&self) -> &'static str {
         "the signature of the identity document by the operator's certificate"
     }

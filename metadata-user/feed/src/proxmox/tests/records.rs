@@ -392,10 +392,27 @@ fn the_error_of_an_invalid_record_names_the_part_that_makes_it_so() {
             "/etc/xdp-imds/proxmox/defaults.yaml: no_such_field",
         ),
         (TranslationInput { own: wrong(), ..given() }, "/etc/xdp-imds/proxmox/123.yaml: no_such_field"),
+        (
+            TranslationInput { own: Some(json!({"identity": {"subject": "x/{name}"}})), ..given() },
+            "/etc/xdp-imds/proxmox/123.yaml: identity.subject: expected `{owner}` beside `{name}`",
+        ),
+        (
+            TranslationInput { defaults: Some(json!({"identity": {"subject": "x/{name}"}})), ..given() },
+            "/etc/xdp-imds/proxmox/defaults.yaml: identity.subject: expected `{owner}` beside `{name}`",
+        ),
         // Either part alone would do, so that none is named.
         (TranslationInput { own: wrong(), defaults: wrong(), ..given() }, "the record: no_such_field"),
     ] {
         let error = made(GUIDE, &given).expect_err(part).to_string();
         assert!(error.starts_with(part), "{error}");
     }
+    let twice = format!("{GUIDE}net1: virtio=BC:24:11:2C:69:EC,bridge=vmbr1\n");
+    let error = made(&twice, &given()).expect_err("one MAC twice").to_string();
+    assert!(
+        error.starts_with("the record, NIC net1: network.nics[1].mac: expected each MAC once"),
+        "{error}"
+    );
+    let block = format!("#```imds\n#hostname: {{}}\n#```\n{GUIDE}");
+    let error = made(&block, &given()).expect_err("no field of the block").to_string();
+    assert!(error.contains("others belong into /etc/xdp-imds/proxmox/123.yaml, found `hostname`"), "{error}");
 }

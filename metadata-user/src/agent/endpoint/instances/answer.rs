@@ -1,9 +1,10 @@
 //! Answers in JSON, and problems (RFC 9457).
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
@@ -19,7 +20,7 @@ const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json"
 const KIND: &str = "urn:xdp-imds:";
 
 pub(super) fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
-    match serde_json::to_vec(value) {
+    match super::super::json_line(value) {
         Ok(bytes) => (status, [(header::CONTENT_TYPE, JSON)], bytes).into_response(),
         Err(error) => {
             let fault = problem(StatusCode::INTERNAL_SERVER_ERROR, "fault", "A fault", error.to_string());
@@ -27,6 +28,10 @@ pub(super) fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
         }
     }
 }
+
+/// Why a request is refused, for the log.
+#[derive(Clone, Debug)]
+pub(in super::super) struct RefusalReason(pub(in super::super) Arc<str>);
 
 /// A problem as an answer.
 pub(super) struct ProblemResponse(ApiProblem);
@@ -43,6 +48,7 @@ impl IntoResponse for ProblemResponse {
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = json(status, &problem);
         response.headers_mut().insert(header::CONTENT_TYPE, PROBLEM);
+        response.extensions_mut().insert(RefusalReason(problem.detail.into()));
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
@@ -79,6 +85,20 @@ pub(super) fn media_type() -> ApiProblem {
 pub(super) fn too_large(most: usize) -> ApiProblem {
     let detail = format!("expected a record of at most {most} bytes, found more");
     problem(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The record is too large", detail)
+}
+
+/// Answers a request for a path that the control socket does not have.
+pub(in super::super) async fn no_path(uri: Uri) -> Response {
+    let path = uri.path();
+    let detail = format!("there is no {path}; the documentation and /v1/openapi.json list the paths");
+    ProblemResponse::from(problem(StatusCode::NOT_FOUND, "path", "No such path", detail)).into_response()
+}
+
+/// Answers a request with a method that its path does not take. `Allow` is added to it.
+pub(in super::super) async fn no_method(method: Method, uri: Uri) -> Response {
+    let detail = format!("{} does not take {method}; Allow lists the methods that it takes", uri.path());
+    let problem = problem(StatusCode::METHOD_NOT_ALLOWED, "method", "Not a method of this path", detail);
+    ProblemResponse::from(problem).into_response()
 }
 
 /// A record that cannot be used. `reason` must contain no secret.
@@ -141,8 +161,7 @@ pub(super) fn not_attached(instance: Instance, timeout: Duration) -> ApiProblem 
         .map(|port| format!("{} ({})", port.port, port.reason.as_deref().unwrap_or("not yet")))
         .collect();
     let detail = format!(
-        "{} is registered, but not all of its ports were attached within {timeout:?}: {}; each is attached as soon as its \
-         interface exists",
+        "{} is registered, but not all of its ports were attached within {timeout:?}: {}",
         instance.name,
         missing.join(", ")
     );

@@ -44,9 +44,9 @@ impl RequestConditions {
             )));
         }
         if self.differs.as_ref().is_some_and(|tags| tags.have(etag)) {
-            let advice = "leave that condition out to replace it";
+            let advice = "choose another name, or leave `--new` out to replace what is registered";
             return Err(precondition(format!(
-                "If-None-Match (`--new`) does not hold: {}; {advice}",
+                "`--new` (If-None-Match) does not hold: {}; {advice}",
                 found()
             )));
         }

@@ -218,6 +218,7 @@ async fn ask(socket: &PathBuf, method: &str, path: &str, fields: &[&str], body: 
     read.expect("an answer in time").unwrap_or_default();
     let answer = String::from_utf8(answer).expect("text");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    assert!(body.is_empty() || body.ends_with('\n'), "{method} {path}: no newline after {body}");
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
     Said { status, head: head.into(), body: serde_json::from_str(body).unwrap_or_default() }
 }
@@ -451,6 +452,27 @@ async fn the_openapi_document_has_exactly_the_routes_and_their_methods() {
     }
     let served = bench.ask("GET", "/v1/openapi.json", &[], "").await;
     assert_eq!((served.status, served.body), (200, document));
+}
+
+#[tokio::test]
+async fn what_the_socket_does_not_have_is_refused_with_a_reason_and_a_last_newline() {
+    let bench = Bench::new();
+    for (method, path, status, reason) in [
+        ("GET", "/v1/nothing", 404, "there is no /v1/nothing"),
+        ("POST", "/v1/instances/x", 405, "/v1/instances/x does not take POST"),
+        ("PUT", "/v1/status", 405, "/v1/status does not take PUT"),
+    ] {
+        let refused = bench.ask(method, path, &[], "{}").await;
+        assert_eq!(
+            (refused.status, refused.field("content-type")),
+            (status, Some("application/problem+json"))
+        );
+        assert!(
+            refused.body["detail"].as_str().is_some_and(|detail| detail.starts_with(reason)),
+            "{refused:?}"
+        );
+        assert_eq!(refused.field("allow").is_some(), status == 405, "{refused:?}");
+    }
 }
 
 #[tokio::test]

@@ -74,7 +74,7 @@ impl<'a> NodeView<'a> {
                 || record.vm.uuid.as_str().eq_ignore_ascii_case(name)
                 || record.owner_text() == name
         }) || &*id.key == name
-            || id.to_string() == name
+            || name.strip_prefix(id.source.name()).and_then(|rest| rest.strip_prefix('/')) == Some(&*id.key)
             || id.source == RecordSource::File
                 && name.starts_with('/')
                 && name.rsplit('/').next() == Some(&id.key)
