@@ -158,7 +158,7 @@ fn an_agent_without_a_key_does_not_start_and_names_the_remedy() {
     }
     let scene = Scene::new();
     let error = scene.try_agent("algorithm: ES256", &[]).expect_err("no key").to_string();
-    assert!(error.contains("`xdp-imds identity key DIR` makes one"), "{error}");
+    assert!(error.contains("for ES256") && error.contains("make one by `xdp-imds identity key "), "{error}");
 }
 
 #[test]

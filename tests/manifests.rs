@@ -159,7 +159,7 @@ fn metrics(expression: &str) -> BTreeSet<String> {
     }
     bare.split(|character: char| !character.is_ascii_alphanumeric() && character != '_')
         .filter(|word| word.starts_with(|first: char| first.is_ascii_alphabetic()))
-        .filter(|word| !WORDS.contains(word) && !["datasource", "state", "source"].contains(word))
+        .filter(|word| !WORDS.contains(word) && !["datasource", "outcome", "state", "source"].contains(word))
         .map(ToOwned::to_owned)
         .collect()
 }

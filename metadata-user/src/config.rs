@@ -76,7 +76,7 @@ pub struct Config {
     pub limits: PortLimits,
     /// Memory limit for all rendered records, in bytes or as text (`"512MiB"`), at least [`memory_budget::LEAST_BYTES`].
     /// Records beyond the limit are refused. Default (`None`): the control group's memory limit when the configuration
-    /// is read, less the agent's own needs ([`memory_budget::within`]), or [`memory_budget::DEFAULT_BYTES`] without such a limit.
+    /// is read, less the agent's own needs, or [`memory_budget::DEFAULT_BYTES`] without such a limit.
     #[serde(deserialize_with = "read::bytes_field")]
     pub record_memory: Option<usize>,
     /// Limits of a record's custom `metadata`. Records that exceed them are refused.

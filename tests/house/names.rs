@@ -113,7 +113,8 @@ fn types() -> BTreeMap<String, Vec<PathBuf>> {
     for (file, words) in crates().iter().flat_map(|src| imports::product(src)) {
         for three in words.windows(3) {
             let is_visible = three[0] == "pub" || three[0] == ")";
-            if is_visible && matches!(&*three[1], "struct" | "enum" | "trait" | "type" | "union") {
+            let is_name = three[2].starts_with(|c: char| c.is_ascii_alphabetic());
+            if is_visible && is_name && matches!(&*three[1], "struct" | "enum" | "trait" | "type" | "union") {
                 types.entry(three[2].clone()).or_default().push(file.clone());
             }
         }

@@ -28,11 +28,14 @@ fn write(path: &Path, bytes: &[u8]) {
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).expect("a private file");
 }
 
+/// The missing directory of records that the samples of snapshots name.
+const AWAY: &str = "/nonexistent/records.d";
+
 /// Starts an agent whose directory of records is missing.
 fn start(node: &Node) -> anyhow::Result<Agent<'_>> {
     let mut words = agent::arguments_with_pins(node.records.path(), &node.ports, &node.bpffs.pins());
     let given = words.iter().position(|word| word == "--records").expect("it is given");
-    words[given + 1] = node.records.path().join("away").into();
+    words[given + 1] = AWAY.into();
     Agent::start_binary(&agent::binary()?, node.host.ns(), words)
 }
 

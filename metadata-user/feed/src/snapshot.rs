@@ -233,7 +233,7 @@ mod tests {
     }
 
     fn origins() -> Origins {
-        Origins::from([(RecordSource::File, "/etc/xdp-imds/records.d".to_owned())])
+        Origins::from([(RecordSource::File, "/nonexistent/records.d".to_owned())])
     }
 
     fn record(name: &str) -> Record {

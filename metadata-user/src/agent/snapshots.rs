@@ -43,7 +43,10 @@ fn origins(config: &Config) -> Origins {
         (RecordSource::Proxmox, config.proxmox.as_ref().map(|options| &*options.directory)),
     ];
     // Not what a link points to: that is unknown while the directory is away.
-    let absolute = |path: &Path| absolute(path).unwrap_or_else(|_| path.to_owned());
+    let absolute = |path: &Path| -> PathBuf {
+        // The components leave out a final slash.
+        absolute(path).unwrap_or_else(|_| path.to_owned()).components().collect()
+    };
     let named = directories.into_iter().filter_map(|(source, path)| Some((source, absolute(path?))));
     named.map(|(source, path)| (source, path.display().to_string())).collect()
 }

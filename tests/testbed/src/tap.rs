@@ -411,7 +411,7 @@ mod tests {
             return;
         }
         let ns = Namespace::new("tap").expect("a namespace");
-        let error = Tap::create(&ns, "sixteen-bytes-x", Shape::default()).expect_err("a refusal");
+        let error = Tap::create(&ns, "sixteen-bytes-xx", Shape::default()).expect_err("a refusal");
         assert!(error.to_string().contains("15 bytes"), "{error}");
     }
 }

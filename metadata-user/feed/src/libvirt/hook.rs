@@ -512,7 +512,9 @@ mod tests {
         let started = room.hook("start begin -", "", "vnet7").expect("hooked");
         assert_eq!(room.hook("migrate begin -", "", "vnet7").expect("hooked"), started);
         let refusal = room.record().with_extension(REFUSAL);
-        for (children, is_refused) in [("<nonsense/>", true), ("<ssh-key>\t</ssh-key>", true), ("", false)] {
+        for (children, is_refused) in
+            [("<nonsense/>", true), ("<ssh-key>two\tlines</ssh-key>", true), ("", false)]
+        {
             let hooked = room.hook("migrate begin -", children, "vnet7");
             assert_eq!((hooked.is_err(), refusal.exists()), (is_refused, is_refused), "{children}");
         }

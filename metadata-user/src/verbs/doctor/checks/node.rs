@@ -17,7 +17,9 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks.extend(closed(facts));
     checks.extend(attachments(node));
     checks.extend(node.mac_mismatches.iter().map(mac_mismatch));
-    checks.extend(node.refused.iter().map(refused));
+    // The names of files have no source. The directory of records shows them.
+    let others = node.refused.iter().filter(|one| one.record.contains('/'));
+    checks.extend(others.map(refused));
     checks.extend(ring(node));
     checks.extend(namespaces(node));
     checks.extend(addresses(node, wanted.guards_all));
