@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
-use load::{Content, names_of};
+use load::{DirectoryContent, names_of};
 pub use load::{LoadedFile, REFUSAL, REFUSAL_BYTES, files, load, names};
 use metadata_content::record::{Record, RecordLimits};
 use watch::{DirectoryChanges, DirectoryWatch};
@@ -57,7 +57,7 @@ pub(crate) async fn watch_with_refusals(
     limits: RecordLimits,
     tx: Publisher,
 ) -> Result<(), FeedError> {
-    watch_content(Content::RecordsAndRefusals, MAX_RECORDS, dir, limits, tx).await
+    watch_content(DirectoryContent::RecordsAndRefusals, MAX_RECORDS, dir, limits, tx).await
 }
 
 async fn watch_at_most(
@@ -66,11 +66,11 @@ async fn watch_at_most(
     limits: RecordLimits,
     tx: Publisher,
 ) -> Result<(), FeedError> {
-    watch_content(Content::Records, limit, dir, limits, tx).await
+    watch_content(DirectoryContent::Records, limit, dir, limits, tx).await
 }
 
 async fn watch_content(
-    content: Content,
+    content: DirectoryContent,
     limit: usize,
     dir: PathBuf,
     limits: RecordLimits,
@@ -119,7 +119,7 @@ struct KnownRecord {
 
 struct Directory {
     dir: PathBuf,
-    content: Content,
+    content: DirectoryContent,
     /// The limits of one record.
     limits: RecordLimits,
     tx: Publisher,

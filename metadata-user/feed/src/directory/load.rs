@@ -68,14 +68,14 @@ fn refusal(dir: &Path, name: &str) -> Option<String> {
 
 /// What a feed reads of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Content {
+pub(super) enum DirectoryContent {
     /// Records.
     Records,
     /// Records, and why versions of them were refused.
     RecordsAndRefusals,
 }
 
-impl Content {
+impl DirectoryContent {
     /// The name of the record that a file is, or is about.
     pub(super) fn record(self, name: &str) -> Option<String> {
         match self {
@@ -123,11 +123,11 @@ fn is_record(name: &str) -> bool {
 /// # Errors
 /// [`FeedError::Io`] if the directory cannot be read.
 pub fn names(dir: &Path) -> Result<BTreeSet<String>, FeedError> {
-    names_of(dir, Content::Records)
+    names_of(dir, DirectoryContent::Records)
 }
 
 /// Returns the names of the records in a directory, and of those that other files there are about.
-pub(super) fn names_of(dir: &Path, content: Content) -> Result<BTreeSet<String>, FeedError> {
+pub(super) fn names_of(dir: &Path, content: DirectoryContent) -> Result<BTreeSet<String>, FeedError> {
     let unreadable = |error| io_error(dir, "a directory that can be read", error);
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(dir).map_err(unreadable)? {
