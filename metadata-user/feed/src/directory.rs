@@ -50,8 +50,9 @@ pub async fn watch(dir: PathBuf, limits: RecordLimits, tx: impl Into<Publisher>)
     watch_at_most(MAX_RECORDS, dir, limits, tx.into()).await
 }
 
-/// Like [`watch()`], for a directory where a program also leaves why it refused versions of records: files with the name of
-/// the record that end in [`REFUSAL`]. The last good version stays in force, and the reason is published with it.
+/// Like [`watch()`], for a directory in which a program also leaves the reasons why it refused versions of records. A
+/// reason is a file with the name of the record and the ending [`REFUSAL`]. The last good version stays in force, and
+/// the reason is published with it.
 pub(crate) async fn watch_with_refusals(
     dir: PathBuf,
     limits: RecordLimits,

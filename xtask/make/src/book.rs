@@ -16,6 +16,7 @@ mod types;
 use crate::manifests::values;
 use anyhow::{Context as _, Result, bail};
 use code::Code;
+pub(crate) use links::plain;
 use markdown::Page;
 use std::fs;
 use std::path::PathBuf;

@@ -56,7 +56,7 @@ pub(crate) trait Subject {
     /// Does the work that is not repeated each round: writes documents and makes configurations.
     fn prepare(&mut self, scene: &Scene<'_>) -> Result<()>;
 
-    /// Whether its documents differ from the agent's. Guests then check statuses and lengths of answers, and no bytes.
+    /// Whether its documents may differ from the agent's. Guests then check only the status and length of an answer.
     fn makes_its_own_documents(&self) -> bool {
         false
     }

@@ -54,7 +54,7 @@ fn broken(page: &Path, target: &str, anchors: &BTreeMap<&Path, Vec<String>>) -> 
 }
 
 /// Returns a path without `.` and `..`.
-fn plain(path: &Path) -> PathBuf {
+pub(crate) fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
         match part {

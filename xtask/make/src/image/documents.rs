@@ -1,9 +1,10 @@
 //! The documents of packages: the pages for operators, with links that lead to what is installed.
 
+use crate::book::plain;
 use anyhow::{Context as _, Result};
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 /// Documents outside the book, and their paths in the package's directory of documents.
 const DOCUMENTS: [(&str, &str); 3] =
@@ -88,19 +89,6 @@ fn installed(top: &Path, document: &Path, target: &str, documents: &BTreeMap<Pat
     }
     let kind = if top.join(&path).is_dir() { "tree" } else { "blob" };
     format!("{REPOSITORY}{kind}/main/{}{anchor}", path.display())
-}
-
-/// Returns a path without `.` and `..`.
-fn plain(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::ParentDir => drop(plain.pop()),
-            Component::CurDir => {}
-            other => plain.push(other),
-        }
-    }
-    plain
 }
 
 #[cfg(test)]
