@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use metadata_base::addresses;
+use metadata_common::addresses;
 use metadata_content::dialect;
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::store::{Interner, Store, VmState};
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::MetadataService;
+use metadata_user::service::MetadataService;
 use serde_json::{Value, json};
 use support::agent::{self, Agent, PortArgument};
 use support::eventually::eventually;

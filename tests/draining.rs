@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use metadata_common::cookie::Flow;
 use metadata_datapath::stack::{DRAIN_LIMIT, ServedFlows, Stack, StackConfig, Transmit};
-use metadata_serve::MetadataService;
+use metadata_user::service::MetadataService;
 use smoltcp::wire::TcpControl::{Fin, None as Bare};
 use support::client::{CLIENT, Client, Habits, SERVICE};
 use support::pattern::{Answered, Pattern, bytes, responses, stack};

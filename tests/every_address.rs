@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use metadata_base::addresses;
+use metadata_common::addresses;
 use support::agent::{self, Agent, Metrics, PortArgument, STEERED};
 use support::books;
 use support::guest::{Guest, NIC, Route, Spec};

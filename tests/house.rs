@@ -45,9 +45,9 @@ const OTHER_PARSERS: [(&str, &str); 18] = [
     ("src/verbs/doctor/gather/room.rs", "the agent's status, read by its verb"),
     ("src/verbs/trace.rs", "lines of the agent, read by its verbs"),
     ("src/verbs/which.rs", "answers of the agent, read by its verbs"),
-    ("state/src/asked_dialects.rs", "the agent's own file, with a limit of bytes for each line"),
-    ("state/src/state_file.rs", "the agent's own files, with a limit of bytes for each line"),
-    ("state/src/mailboxes.rs", "the agent's own file, with a limit of bytes"),
+    ("feed/src/state/asked_dialects.rs", "the agent's own file, with a limit of bytes for each line"),
+    ("feed/src/state/state_file.rs", "the agent's own files, with a limit of bytes for each line"),
+    ("feed/src/state/mailboxes.rs", "the agent's own file, with a limit of bytes"),
 ];
 
 /// The crate of the eBPF programs. It is not in the workspace, because it has another target.
@@ -80,7 +80,6 @@ fn rooms() -> Vec<Room> {
 /// The package of a crate, which the table names by its directory.
 fn package(directory: &str) -> String {
     match directory {
-        "build-id" => "xdp-imds-build-id".to_owned(),
         own if own.starts_with("metadata-") => own.to_owned(),
         short => format!("metadata-{short}"),
     }
@@ -163,7 +162,7 @@ fn the_map_of_the_code_names_files_that_exist() {
 #[test]
 fn every_crate_of_the_agent_has_a_row() {
     let rows: BTreeSet<_> = rooms().into_iter().map(|room| room.name).collect();
-    let ours = |name: &String| name.starts_with("metadata-") || name == "xdp-imds-build-id";
+    let ours = |name: &String| name.starts_with("metadata-");
     let crates: BTreeSet<_> = dependencies().into_keys().filter(ours).collect();
     assert_eq!(crates, rows);
 }
@@ -269,15 +268,17 @@ fn the_imports_of_modules_form_no_circle() {
 }
 
 /// Files that may write to standard output or standard error, and why that is safe.
-const PRINTERS: [(&str, &str); 8] = [
+const PRINTERS: [(&str, &str); 7] = [
     ("metadata-user/src/output.rs", "it escapes what it writes"),
     ("metadata-user/src/logging.rs", "its lines are `Printable`, or JSON that `audit/json.rs` escapes"),
-    ("metadata-user/screen/src/terminal.rs", "it writes cells, which `draw` fills with printable characters"),
-    ("metadata-user/serve/src/audit/write.rs", "it writes lines of `audit/json.rs`, which escapes them"),
+    (
+        "metadata-user/control/src/screen/terminal.rs",
+        "it writes cells, which `draw` fills with printable characters",
+    ),
+    ("metadata-user/src/service/audit/write.rs", "it writes lines of `audit/json.rs`, which escapes them"),
     ("metadata-user/feed/src/libvirt/syslog.rs", "it writes `Printable`"),
     ("metadata-user/datapath/src/afxdp/model.rs", "it prints the seed of a test"),
     ("metadata-user/signer/src/openssl.rs", "it is a module of tests"),
-    ("metadata-user/build-id/build.rs", "it talks to cargo"),
 ];
 
 #[test]

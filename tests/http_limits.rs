@@ -11,7 +11,7 @@ use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::store::{Endpoint, Host, Interner, RequestLimit, Responses, Route, Store, VmState};
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::{MetadataService, PUT_HOLD};
+use metadata_user::service::{MetadataService, PUT_HOLD};
 use support::client::{Client, Habits};
 use support::pattern::{Answered, Pattern, responses, stack};
 use support::record::Identity;

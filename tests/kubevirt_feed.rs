@@ -16,7 +16,7 @@ use metadata_feed::FeedEvent;
 use metadata_feed::contact::Contact;
 use metadata_feed::kubevirt::{self, Feed, KubevirtOptions, Launchers, WatchPacing, follow};
 use metadata_feed::pods::{Inlets, Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
-use metadata_state::save_queue::SaveQueue;
+use metadata_feed::state::save_queue::SaveQueue;
 use serde_json::{Value, json};
 use support::apiserver::ApiServer;
 use support::pod::{Kubelet, Plugin};

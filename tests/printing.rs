@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use metadata_base::printable::is_printable;
-use metadata_base::run::SOCKET;
+use metadata_common::printable::is_printable;
+use metadata_common::run::SOCKET;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{self, ApiProblem, Instance, InstanceVm, Name};
 use metadata_control::status::{

@@ -17,7 +17,7 @@ use metadata_content::record::{DateTree, Dialects, Record, RecordLimits};
 use metadata_content::sink::Outbox;
 use metadata_content::store::{Host, Interner, Responses, Store, VmState};
 use metadata_content::token::Keyring;
-use metadata_state::mailboxes::Mailboxes;
+use metadata_feed::state::mailboxes::Mailboxes;
 use proptest::prelude::*;
 use records::{Given, any_record, bare, parse};
 use serde_json::{Value, json};

@@ -21,7 +21,7 @@ use metadata_content::sink::Outbox;
 use metadata_content::store::{Endpoint, Host, Interner, Responses, SlotState, Store, VmState};
 use metadata_content::token::Keyring;
 use metadata_feed::memory_budget::Weight;
-use metadata_state::mailboxes::Mailboxes;
+use metadata_feed::state::mailboxes::Mailboxes;
 use serde_json::json;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use support::typical;

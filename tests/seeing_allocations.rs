@@ -5,15 +5,15 @@ use std::alloc::System;
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_base::connection::Connection;
+use metadata_common::addresses::Connection;
 use metadata_content::http::{Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::{Endpoint, Host, Responses, Route, Store, VmState};
 use metadata_datapath::stack::{ConnectionAction, Exchange as _, Service as _};
 use metadata_datapath::worker::Heartbeat;
-use metadata_serve::MetadataService;
-use metadata_serve::audit::Tape;
 use metadata_user::agent::Health;
+use metadata_user::service::MetadataService;
+use metadata_user::service::audit::Tape;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::wire::at;
 

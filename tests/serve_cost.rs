@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_base::connection::Connection;
+use metadata_common::addresses::Connection;
 use metadata_content::dialect;
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
@@ -16,8 +16,8 @@ use metadata_content::sink::Outbox;
 use metadata_content::store::{Interner, Store, VmState};
 use metadata_content::token::Keyring;
 use metadata_datapath::stack::{ConnectionAction, Exchange as _, Service as _};
-use metadata_serve::MetadataService;
-use metadata_state::mailboxes::Mailboxes;
+use metadata_feed::state::mailboxes::Mailboxes;
+use metadata_user::service::MetadataService;
 use support::typical;
 use support::wire::at;
 
@@ -86,7 +86,7 @@ fn main() {
 }
 
 /// Sends one request over its own connection; returns the length of the answer in bytes.
-fn ask(serve: &mut MetadataService, slot: u32, now: metadata_base::time::Now, get: &[u8]) -> usize {
+fn ask(serve: &mut MetadataService, slot: u32, now: metadata_common::time::Now, get: &[u8]) -> usize {
     let connection =
         Connection { slot, local: ([169, 254, 169, 254].into(), 80), remote: ([10, 0, 0, 1].into(), 40_000) };
     let mut exchange = serve.open(now, connection);

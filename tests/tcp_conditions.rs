@@ -175,7 +175,7 @@ fn losing_a_fifth_of_all_frames_costs_the_median_guest_only_seconds() {
     assert!(median < 8.0, "half of all guests waited longer than {median:.1} s");
 }
 
-fn clean_world() -> World<metadata_serve::MetadataService<support::pattern::Pattern>> {
+fn clean_world() -> World<metadata_user::service::MetadataService<support::pattern::Pattern>> {
     let (stack, _) = stack(StackConfig::default());
     World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 0)
 }

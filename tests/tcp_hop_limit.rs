@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::time::Duration;
 
-use metadata_base::addresses;
+use metadata_common::addresses;
 use metadata_datapath::stack::{PIECES_PER_CONNECTION, StackConfig};
 use support::client::{CLIENT_V6, Client, Habits, SERVICE};
 use support::raw::{Raw, Reply, SYN_ACK, Segment};

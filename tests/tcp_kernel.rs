@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use metadata_common::maps::AllSent;
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::MetadataService;
+use metadata_user::service::MetadataService;
 use smoltcp::wire::TcpControl::Fin;
 use support::client::{Client, Habits};
 use support::kernel::{Board, Kernel};

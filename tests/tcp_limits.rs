@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
+use metadata_common::time::Now;
 use metadata_content::http::{Request, Response, StatusCode};
 use metadata_content::store::ParkedCall;
 use metadata_datapath::stack::{Service, Stack, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT};
-use metadata_serve::{Answer, AnswerOrigin, AnswerSource, MetadataService};
+use metadata_user::service::{Answer, AnswerOrigin, AnswerSource, MetadataService};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use smoltcp::wire::{Icmpv4Packet, Icmpv4Repr, Ipv4Packet, Ipv4Repr};

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
+use metadata_common::time::Now;
 use metadata_datapath::guest_devices::GuestDevices;
 use metadata_datapath::stack::{
     ConnectionAction, Exchange, LONG_MAX, Long, Service, Stack, StackConfig, Transmit,
 };
-use metadata_serve::MetadataService;
+use metadata_user::service::MetadataService;
 use smoltcp::wire::TcpControl::None as Plain;
 use support::client::{Client, Habits};
 use support::cut::cut;

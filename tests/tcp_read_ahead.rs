@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 use metadata_datapath::GROUP;
 use metadata_datapath::stack::{ConnectionAction, Exchange, FramePreview, Service, Stack, StackConfig};
 use smoltcp::wire::TcpControl::{Fin, None as NoControl, Rst};

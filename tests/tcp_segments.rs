@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use metadata_base::addresses;
+use metadata_common::addresses;
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
 use metadata_datapath::guest_devices::GuestDevices;
 use metadata_datapath::stack::{RECEIVE_BUFFER, StackConfig};
-use metadata_serve::MetadataService;
+use metadata_user::service::MetadataService;
 use smoltcp::wire::TcpControl::{Fin, None as Plain, Rst, Syn};
 use support::pattern::{Pattern, stack};
 use support::raw::{ACK, FIN_ACK, GATEWAY, Raw, Reply, SYN_ACK, Segment};

@@ -13,7 +13,7 @@ use metadata_content::store::{
     Endpoint, Host, Interner, LiveOutcome, LiveRequest, LiveRoute, Responses, Route, Store, VmState,
 };
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::MetadataService;
+use metadata_user::service::MetadataService;
 use serde_json::{Value, json};
 use smoltcp::wire::TcpControl::Rst;
 use std::sync::Arc;

@@ -36,7 +36,7 @@ mod text {
 
     /// The text is not a MAC address.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct ParseMacError(std::string::String);
+    pub struct ParseMacError(String);
 
     impl fmt::Display for ParseMacError {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -28,13 +28,13 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use metadata_base::addresses;
-use metadata_base::run::DEFAULT_RUN;
+use crate::service::audit::AuditConfig;
+use metadata_common::addresses;
+use metadata_common::run::DEFAULT_RUN;
 use metadata_content::record;
 #[cfg(feature = "kubevirt")]
 use metadata_feed::kubevirt;
 use metadata_feed::{memory_budget, proxmox};
-use metadata_serve::audit::AuditConfig;
 use metadata_steer::{ClosedTaps, PortLimits, SteeringMode};
 
 use crate::logging::LogFormat;

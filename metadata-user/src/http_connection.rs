@@ -20,7 +20,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use metadata_listen::{EvictionGuard, EvictionHold};
+use metadata_feed::listen::{EvictionGuard, EvictionHold};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 use tracing::debug;
@@ -163,7 +163,7 @@ mod tests {
     use axum::Router;
     use axum::routing::{get, post};
     use bytes::Bytes;
-    use metadata_listen::EvictionGuard;
+    use metadata_feed::listen::EvictionGuard;
     use std::sync::Arc;
     use std::time::Duration;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};

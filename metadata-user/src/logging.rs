@@ -5,9 +5,9 @@ use std::io;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::service::audit::write;
 use clap::ValueEnum;
-use metadata_base::printable::Printable;
-use metadata_serve::audit::write;
+use metadata_common::printable::Printable;
 use serde::{Deserialize, Serialize};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};

@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
-use metadata_base::run::{SOCKET, UNIT_WRITES};
+use metadata_common::run::{SOCKET, UNIT_WRITES};
 use metadata_control::status::{self, LookupOutcome};
 use metadata_datapath::sandbox;
 use metadata_feed::libvirt::hook;
-use metadata_state::token_file;
+use metadata_feed::state::token_file;
 use metadata_steer::ClosedTaps;
 use metadata_user::agent::{self, preflight};
 use metadata_user::config::{self, Config};
@@ -33,7 +33,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 /// responses that it computed from the VM's record. The kernel identifies the VM by its tap and MAC.
 #[derive(Parser)]
 #[command(
-    name = "xdp-imds", version = build_id::VERSION, max_term_width = 100, after_long_help = EXAMPLES,
+    name = "xdp-imds", version = metadata_user::VERSION, max_term_width = 100, after_long_help = EXAMPLES,
     // "verbs" is the word of this program and its book.
     subcommand_value_name = "VERB", subcommand_help_heading = "Commands"
 )]
@@ -369,7 +369,7 @@ fn log_start(config: &Config, file: Option<&Path>) {
     let metrics = config.metrics.map(|address| format!("http://{address}/metrics"));
     let listeners: Vec<_> = std::iter::once(control).chain(metrics).collect();
     tracing::info!(
-        version = %build_id::VERSION,
+        version = %metadata_user::VERSION,
         %configuration,
         sources = %config.sources().join(", "),
         listeners = %listeners.join(", "),
@@ -528,7 +528,7 @@ mod tests {
 
     #[test]
     fn doctor_is_advised_unless_it_would_find_nothing() {
-        let read_only = metadata_base::run::unit_hint(&std::io::ErrorKind::ReadOnlyFilesystem.into());
+        let read_only = metadata_common::run::unit_hint(&std::io::ErrorKind::ReadOnlyFilesystem.into());
         for (text, is_advised) in [
             ("cannot attach tap0".to_owned(), true),
             (format!("cannot make /srv/run{read_only}"), false),

@@ -16,15 +16,15 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_base::share::ShareReport;
+use crate::service::WorkerCounts;
+use crate::service::audit::AuditCounts;
+use metadata_common::share::ShareReport;
 use metadata_content::identity::IdentityCounts;
 use metadata_content::sink::SinkCounts;
 use metadata_control::status::{ApiServer, Instances, PortState};
 use metadata_datapath::worker::WorkerStats;
 use metadata_feed::memory_budget::Usage;
-use metadata_serve::WorkerCounts;
-use metadata_serve::audit::AuditCounts;
-use metadata_state::mailboxes::MailboxCounts;
+use metadata_feed::state::mailboxes::MailboxCounts;
 use metadata_steer::{AttachmentCheck, HubLosses};
 
 use crate::identity::SignerReport;

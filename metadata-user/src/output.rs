@@ -2,7 +2,7 @@
 //!
 //! Nothing else in this crate writes there (the test `house` checks it), so no escape sequence that somebody put into a
 //! record, a request or an answer reaches a terminal. Printers show each value by
-//! [`Printable`](metadata_base::printable::Printable), which escapes line feeds too.
+//! [`Printable`](metadata_common::printable::Printable), which escapes line feeds too.
 //!
 //! The reader of a pipe may have gone, as `head` does. Then a verb ends without a message ([`is_closed`]).
 
@@ -10,7 +10,7 @@ use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Stderr, StdoutLock, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use metadata_base::printable::{PrintableWriter, printable_lines};
+use metadata_common::printable::{PrintableWriter, printable_lines};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::logging;

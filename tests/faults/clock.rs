@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use metadata_content::token::{CLOCK_BACK_SECONDS, Keyring, TokenKeys, TokenKind};
-use metadata_state::token_file;
+use metadata_feed::state::token_file;
 use support::seed::seed;
 
 const VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";

@@ -1,6 +1,6 @@
 //! Encapsulations of a packet for a served address, and frames that are not IP.
 
-use metadata_base::addresses::SCALEWAY_NEXT_HOP;
+use metadata_common::addresses::SCALEWAY_NEXT_HOP;
 use metadata_common::verdict::Verdict::{self, *};
 use metadata_common::wire::{arp, ethernet, protocol};
 use support::arena::{Case, Kind, Outcome};

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use metadata_base::addresses;
+use metadata_common::addresses;
 use metadata_common::mac::Mac;
 use metadata_common::wire::{ethernet, ipv4, ipv6, protocol, tcp};
 use support::arena::ATTACKER;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::Result;
-use metadata_base::addresses;
+use metadata_common::addresses;
 use metadata_common::mac::Mac;
 use metadata_common::wire::{arp, ethernet, ipv4, ipv6, protocol};
 use smoltcp::wire::{Icmpv4Packet, Icmpv6Packet, IpAddress, Ipv4Packet, Ipv6Packet, TcpPacket};

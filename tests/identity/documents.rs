@@ -4,7 +4,7 @@ use std::fs;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use metadata_base::addresses::ALIYUN;
+use metadata_common::addresses::ALIYUN;
 use serde_json::{Value, json};
 use support::eventually::eventually;
 use support::guest::{METADATA, NIC};

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use metadata_base::addresses;
+use metadata_common::addresses;
 use metadata_control::status::{GuestWay, PortState};
 use metadata_links::inlet;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Result, ensure};
-use metadata_base::addresses::METADATA_LINK_LOCAL;
+use metadata_common::addresses::METADATA_LINK_LOCAL;
 use metadata_common::mac::Mac;
 use metadata_common::wire::{arp, ethernet, ipv4, protocol};
 use smoltcp::wire::TcpControl;

@@ -1,7 +1,7 @@
 //! When a launcher ends, its pod's network namespace vanishes: the agent does not keep it alive.
 
 use crate::node::{MAC, Node, PATIENCE, allowed, follow, next_event, pod_where, primary, run, uid};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_feed::pods::PodEvent;
 use metadata_links::processes::forget as forget_process;
 use metadata_steer::{DeviceLookup, SteerConfig, Steering};

@@ -3,7 +3,7 @@
 use crate::node::{
     MOMENT, Node, PATIENCE, allowed, expect_no_event, follow, next_event, no_volumes, run, uid,
 };
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_feed::pods::{PodEvent, Pods};
 use metadata_links::processes::forget as forget_process;
 use metadata_steer::exists;

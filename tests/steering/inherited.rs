@@ -3,8 +3,8 @@
 use crate::node::{
     ALICE, BOB, Bridged, ELSEWHERE, ask, ask_for, delete, pinned, port, receives_nothing, start_in, steered,
 };
-use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
+use metadata_common::port::PortName;
 use metadata_steer::{Steering, SteeringMode, SteeringProgram};
 use support::bpffs::Bpffs;
 use support::netns::Namespace;

@@ -3,8 +3,8 @@
 use crate::node::{
     ALICE, BOB, Node, ask, config, delete, port, receives, receives_nothing, start_in, within,
 };
-use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
+use metadata_common::port::PortName;
 use metadata_common::verdict::Verdict;
 use metadata_steer::{DeviceLookup, SteerError, exists};
 use std::io::{BufRead as _, BufReader, Read as _};

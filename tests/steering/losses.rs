@@ -1,8 +1,8 @@
 //! Steering counts each frame that a device refuses or has no room for, by device.
 
 use super::node::{ALICE, BOB, Node, ask, config, port, receives, within};
-use metadata_base::port::PortName;
 use metadata_common::maps::ANSWER_LINK;
+use metadata_common::port::PortName;
 use metadata_common::verdict::Verdict;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_steer::{AnswerPath, HUB_QUEUES, PortLimits, SteerConfig, Steering};

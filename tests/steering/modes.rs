@@ -3,9 +3,9 @@
 use crate::node::{
     ALICE, BOB, Node, SERVED, ask, ask_for, config, port, receives, receives_nothing, start_in, within,
 };
-use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::maps::MAX_STEERED;
+use metadata_common::port::PortName;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_common::wire::ethernet;
 use metadata_steer::{

@@ -1,7 +1,7 @@
 //! The number of a namespace is free only after it is proven that no program sends frames with it.
 
 use crate::node::{ALICE, BOB, Bridged, Node, ask, pinned, port, start_in};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_common::verdict::Verdict;
 use metadata_steer::Steering;
 use support::bpffs::Bpffs;

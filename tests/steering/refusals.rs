@@ -1,9 +1,9 @@
 //! An impossible operation is refused with a reason and changes nothing.
 
 use crate::node::{ALICE, BOB, Node, ask, config, port, start_in};
-use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::maps::MAX_SLOTS;
+use metadata_common::port::PortName;
 use metadata_common::verdict::Verdict;
 use metadata_links::error::LinkError;
 use metadata_steer::{PortLimits, SteerConfig, SteerError};

@@ -1,7 +1,7 @@
 //! Reports from the kernel: devices that appear and disappear, and the log lines of the programs.
 
 use crate::node::{ALICE, Node, ask, port};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_links::watch::Changed;
 use metadata_links::watch::DeviceEvent;
 use metadata_links::watch::LinkWatch;

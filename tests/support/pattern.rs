@@ -1,12 +1,12 @@
 //! Predictable answers, for tests of the layers below.
 
 use bytes::Bytes;
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
+use metadata_common::time::Now;
 use metadata_content::http::{Method, Request, Response, StatusCode};
 use metadata_content::store::ParkedCall;
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::{Answer, AnswerOrigin, AnswerSource, MetadataService};
+use metadata_user::service::{Answer, AnswerOrigin, AnswerSource, MetadataService};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::time::SystemTime;
 
-use metadata_base::addresses;
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses;
+use metadata_common::addresses::Connection;
+use metadata_common::time::Now;
 use metadata_content::http::target::{TargetError, normalise};
 use metadata_content::http::{Headers, Method, Request, Response, StatusCode};
 use metadata_content::on_demand::OnDemand;

@@ -13,9 +13,9 @@
 //! When the guest closes its side, the exchange closes.
 
 use bytes::Bytes;
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 use metadata_datapath::stack::{ConnectionAction, Exchange, Service, Stack, StackConfig};
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -2,8 +2,8 @@
 //!
 //! Time is virtual and every fault depends on a seed, so a failure can be repeated exactly.
 
-use metadata_base::time::Now;
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 use metadata_datapath::stack::{AckLedger, Long, NoLedger, Service, Stack, Transmit};
 use std::collections::BTreeMap;
 use std::time::Duration;

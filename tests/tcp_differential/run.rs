@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_datapath::stack::{AckLedger, Stack, StackConfig};
-use metadata_serve::MetadataService;
+use metadata_user::service::MetadataService;
 use support::kernel::Kernel;
 use support::pattern::Pattern;
 use support::raw::{Reply, Segment};

@@ -20,8 +20,8 @@ pub use vm_issuer::{
     VmIssuer, WAITING_PER_VM,
 };
 
-use metadata_base::share::{FairShare, Tenant};
 use metadata_common::mac::Mac;
+use metadata_common::share::{FairShare, Tenant};
 use serde_json::{Map, Value};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

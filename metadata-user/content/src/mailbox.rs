@@ -7,7 +7,7 @@
 //! about 350 KiB.
 //!
 //! With a state directory, the passwords' state, guest attributes and documents outlive the agent, in one file per VM.
-//! `mailboxes` of `metadata-state` writes these files through [`StoredMailbox`].
+//! `state::mailboxes` of `metadata-feed` writes these files through [`StoredMailbox`].
 
 #[cfg(test)]
 mod tests;

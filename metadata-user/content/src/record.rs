@@ -32,8 +32,8 @@ pub use validate::{is_network_config, is_network_data};
 
 use bytes::Bytes;
 use identity::IdentitySettings;
-use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
+use metadata_common::port::PortName;
 use network::Network;
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,6 +1,8 @@
-//! The control socket's protocol: the types that the agent and its clients share, and the clients.
+//! The control socket's protocol: the types that the agent and its clients share, the clients, and the live view that
+//! one of them draws.
 
 pub mod instances;
+pub mod screen;
 pub mod status;
 pub mod top;
 pub mod trace;

@@ -62,7 +62,7 @@ use table::{IndexedLists, SlotRanking};
 use timewait::StraySegments;
 use wheel::Wheel;
 
-use metadata_base::time::Now;
+use metadata_common::time::Now;
 
 /// The TCP responder for all guests behind one hub.
 pub struct Stack<S: Service, L = NoLedger> {

@@ -8,6 +8,7 @@ pub mod directory;
 #[cfg(feature = "kubevirt")]
 pub mod kubevirt;
 pub mod libvirt;
+pub mod listen;
 pub mod memory_budget;
 #[cfg(feature = "kubevirt")]
 pub mod pods;
@@ -16,6 +17,7 @@ pub mod publisher;
 pub mod record_part;
 pub mod registry;
 pub mod snapshot;
+pub mod state;
 
 use std::io;
 use std::path::PathBuf;
@@ -24,7 +26,7 @@ use std::sync::Arc;
 use metadata_common::mac::Mac;
 
 use crate::memory_budget::MemoryExhausted;
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_content::record::{Record, RecordError};
 
 /// Why a feed cannot use a record, or cannot run.

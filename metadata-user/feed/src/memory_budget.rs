@@ -14,7 +14,7 @@ mod tests;
 
 use bytes::Bytes;
 use foldhash::fast::RandomState;
-use metadata_base::share::{FairShare, ShareReport, Tenant};
+use metadata_common::share::{FairShare, ShareReport, Tenant};
 use metadata_content::record::{Dialect, PayloadEncoding, Record};
 use metadata_content::source::RecordSource;
 use serde::Serialize;

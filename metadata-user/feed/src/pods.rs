@@ -214,7 +214,7 @@ pub struct Pod {
     pub uid: PodUid,
     /// The launcher's PID.
     pub pid: u32,
-    /// The network namespace in the form of [`PortName::netns`](metadata_base::port::PortName::netns):
+    /// The network namespace in the form of [`PortName::netns`](metadata_common::port::PortName::netns):
     /// `/proc/<pid>/ns/net`.
     pub netns: String,
     /// The devices that connect guests, by name.

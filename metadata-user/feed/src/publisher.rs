@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use metadata_base::share::{ShareReport, Tenant};
+use metadata_common::share::{ShareReport, Tenant};
 use tokio::sync::{mpsc, watch};
 
 use super::FeedEvent;

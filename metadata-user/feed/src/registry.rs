@@ -17,11 +17,11 @@ use std::ops::Bound;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use metadata_base::share::{FairShare, Tenant};
 use metadata_common::mac::Mac;
+use metadata_common::share::{FairShare, Tenant};
 
 use crate::FeedEvent;
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_content::record::{Owner, Record};
 use metadata_content::source::RecordSource;
 

@@ -11,7 +11,7 @@
 //!
 //! The snapshot contains payloads and credentials. So it needs no other file, is as secret as the records, and has mode
 //! 0600. It is replaced as a whole. The agent ignores a snapshot that differs from what was written
-//! ([`metadata_state::state_file`]).
+//! ([`crate::state::state_file`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,11 +24,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::registry::RecordId;
+use crate::state::private_file;
+pub use crate::state::state_file::WriteResult;
+use crate::state::state_file::{FormError, OtherVersion, StateFileKind};
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
-use metadata_state::private_file;
-pub use metadata_state::state_file::WriteResult;
-use metadata_state::state_file::{FormError, OtherVersion, StateFileKind};
 
 /// The file's name in the state directory.
 pub const FILE: &str = "records.snapshot";
@@ -209,7 +209,7 @@ mod tests {
         read, write,
     };
     use crate::registry::RecordId;
-    use metadata_base::hex::hex;
+    use metadata_common::printable::hex;
     use metadata_content::record::{Credential, Record, RecordLimits};
     use metadata_content::source::RecordSource;
     use sha2::{Digest as _, Sha256};

@@ -36,7 +36,7 @@ use crate::error::LinkError;
 use crate::netlink;
 use crate::netns::{Netns, index_of};
 use crate::processes::NamespaceReservation;
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 
 /// Name of the pod's end.
 pub const POD_END: &str = "imds0";
@@ -257,7 +257,7 @@ async fn routes(netlink: &Handle) -> Result<Vec<(IpAddr, RouteMessage)>, rtnetli
 #[cfg(test)]
 mod tests {
     use super::served;
-    use metadata_base::addresses;
+    use metadata_common::addresses;
 
     #[test]
     fn an_inlet_serves_every_address_but_ipv6_link_local() {

@@ -54,7 +54,7 @@ pub struct LinkWatch {
 }
 
 impl LinkWatch {
-    /// Watches a namespace, named as in [`PortName`](metadata_base::port::PortName); `None` is the calling thread's.
+    /// Watches a namespace, named as in [`PortName`](metadata_common::port::PortName); `None` is the calling thread's.
     ///
     /// Call it inside a tokio runtime with I/O enabled. List the devices after this returns: earlier changes are not
     /// reported.

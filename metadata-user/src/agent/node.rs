@@ -16,8 +16,8 @@ mod workers;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
+use metadata_common::port::PortName;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::Instance;
 use metadata_control::status::{AgentStatus, PortFilter};

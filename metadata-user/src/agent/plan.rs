@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use metadata_base::share::Tenant;
 use metadata_common::mac::Mac;
+use metadata_common::share::Tenant;
 
 use super::slots::IdentityName;
 use crate::config::PortSpec;
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_content::record::Record;
 use metadata_feed::registry::{RecordId, SortedIds};
 
@@ -345,7 +345,7 @@ fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
 mod tests {
     use super::{ActiveRecords, Conflict, IdentityName, Plan};
     use crate::config::PortSpec;
-    use metadata_base::port::PortName;
+    use metadata_common::port::PortName;
     use metadata_content::record::Record;
     use metadata_content::source::RecordSource;
     use metadata_feed::registry::RecordId;
@@ -533,13 +533,13 @@ mod tests {
         let port = |ifname: &str| PortName { ifname: ifname.into(), netns: Some("/proc/42/ns/net".into()) };
         let record = record("a", A, ", port: {ifname: tap0, netns: /proc/42/ns/net}");
         plan.put(&id, Some(&record));
-        let shop = metadata_base::share::Tenant::namespace("shop");
+        let shop = metadata_common::share::Tenant::namespace("shop");
         for name in ["tap0", "tap1"] {
             assert_eq!(plan.tenant_of(&port(name)), shop, "{name}");
         }
-        assert_eq!(plan.tenant_of(&PortName::local("tap0")), metadata_base::share::Tenant::Operator);
+        assert_eq!(plan.tenant_of(&PortName::local("tap0")), metadata_common::share::Tenant::Operator);
         plan.put(&id, None);
-        assert_eq!(plan.tenant_of(&port("tap0")), metadata_base::share::Tenant::Operator);
+        assert_eq!(plan.tenant_of(&port("tap0")), metadata_common::share::Tenant::Operator);
         assert_eq!(plan, Plan::new(&[]));
     }
 }

@@ -12,9 +12,9 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use metadata_base::run::SOCKET;
+use metadata_common::run::SOCKET;
 use metadata_feed::registry::RecordId;
-use metadata_state::token_file;
+use metadata_feed::state::token_file;
 use rustix::fs::{Access, access};
 
 use super::endpoint::gid_of;
@@ -196,7 +196,7 @@ fn token_keys(config: &Config) -> Option<ConfigRefusal> {
 }
 
 fn audit(path: &Path) -> Option<ConfigRefusal> {
-    if path == Path::new(metadata_serve::audit::STDERR) {
+    if path == Path::new(crate::service::audit::STDERR) {
         return None;
     }
     let directory = match path.parent() {

@@ -13,12 +13,12 @@ use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use tracing::warn;
 
-use metadata_base::hex::hex;
+use metadata_common::printable::hex;
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 use metadata_feed::registry::{MAX_RECORDS, RecordId};
-use metadata_state::private_file;
-use metadata_state::state_file::{FileHeader, StateFileKind};
+use metadata_feed::state::private_file;
+use metadata_feed::state::state_file::{FileHeader, StateFileKind};
 
 /// The directory's name in the state directory.
 pub(super) const DIRECTORY: &str = "instances";

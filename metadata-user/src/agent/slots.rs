@@ -3,11 +3,11 @@
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use metadata_base::share::{FairShare, ShareError, Tenant};
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
+use metadata_common::share::{FairShare, ShareError, Tenant};
 
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 
 /// A MAC on a port, which identifies a guest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -147,9 +147,9 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::{IdentityName, SLOT_REST, SlotError, Slots};
-    use metadata_base::port::PortName;
-    use metadata_base::share::Tenant;
     use metadata_common::mac::Mac;
+    use metadata_common::port::PortName;
+    use metadata_common::share::Tenant;
     use std::time::Instant;
 
     const OPERATOR: Tenant = Tenant::Operator;

@@ -15,7 +15,7 @@ use metadata_content::source::RecordSource;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, Origins, SnapshotError, SnapshotRecord, WriteResult};
-use metadata_state::save_queue::{SaveQueue, StateFile};
+use metadata_feed::state::save_queue::{SaveQueue, StateFile};
 
 /// How long records must not change before the snapshot is written.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -193,7 +193,7 @@ mod tests {
     use metadata_content::source::RecordSource;
     use metadata_feed::registry::RecordId;
     use metadata_feed::snapshot::{self, Origins};
-    use metadata_state::save_queue::SaveQueue;
+    use metadata_feed::state::save_queue::SaveQueue;
     use std::path::Path;
     use std::sync::Arc;
 

@@ -21,6 +21,8 @@ use super::signals::Stop;
 use super::state::NodeState;
 use crate::config::Config;
 use crate::identity;
+use crate::service::audit::Collector;
+use crate::service::{HandoverAnswers, MetadataService};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::Store;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
@@ -30,8 +32,6 @@ use metadata_datapath::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
 use metadata_datapath::worker::{WorkerConfig, WorkerHandle, WorkerLauncher};
 use metadata_feed::libvirt;
 use metadata_feed::memory_budget::MemoryBudget;
-use metadata_serve::audit::Collector;
-use metadata_serve::{HandoverAnswers, MetadataService};
 use metadata_steer::{Hub, PreviousAgent, SteerConfig, Steering, hub_queues};
 
 /// How long to wait at the end for files that are being written.

@@ -14,7 +14,7 @@ use super::registration_store::RegistrationStore;
 use crate::config::Config;
 use crate::delivery::{self, Deliveries};
 use crate::metrics;
-use metadata_base::printable::counted;
+use metadata_common::printable::counted;
 use metadata_content::identity::Issuer;
 use metadata_content::record::{Owner, Record, RecordLimits};
 use metadata_content::sink::{MessageLoss, Outbox, SinkCounts};
@@ -22,10 +22,10 @@ use metadata_content::store::VmState;
 use metadata_content::token::Keyring;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError};
-use metadata_state::asked_dialects::{self, DialectsByUuid};
-use metadata_state::mailboxes::{self, FormerRecords, Mailboxes};
-use metadata_state::save_queue::{SaveQueue, StateFile, UnsavedFiles};
-use metadata_state::token_file;
+use metadata_feed::state::asked_dialects::{self, DialectsByUuid};
+use metadata_feed::state::mailboxes::{self, FormerRecords, Mailboxes};
+use metadata_feed::state::save_queue::{SaveQueue, StateFile, UnsavedFiles};
+use metadata_feed::state::token_file;
 
 /// The key file's name in the state directory.
 pub(super) const KEY_FILE: &str = "token.key";

@@ -2,8 +2,8 @@
 
 use std::str::FromStr;
 
-use metadata_base::port::{MAX_IFNAME, PortName, is_ifname};
 use metadata_common::mac::Mac;
+use metadata_common::port::{MAX_IFNAME, PortName, is_ifname};
 use serde::Deserialize;
 
 /// A port to serve, and the MAC address of its guest if no record names the port.

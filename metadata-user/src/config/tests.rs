@@ -1,5 +1,5 @@
 use super::{ApiConfig, Config, DEFAULT_PINS, workers};
-use metadata_base::addresses;
+use metadata_common::addresses;
 use metadata_steer::PortLimits;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;

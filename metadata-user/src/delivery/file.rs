@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 
 use super::SinkError;
-use metadata_state::private_file::PRIVATE;
+use metadata_feed::state::private_file::PRIVATE;
 
 /// Maximum size of a sink's file, in bytes (16 MiB), so that guests cannot fill the disk.
 pub const FILE_BYTES: u64 = 16 << 20;

@@ -3,7 +3,7 @@
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-use metadata_base::printable::is_printable;
+use metadata_common::printable::is_printable;
 
 /// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

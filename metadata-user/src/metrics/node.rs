@@ -5,7 +5,7 @@ use metadata_common::verdict::Verdict;
 use super::exposition::{Exposition, MetricType, Seconds};
 use super::{AttachHistogram, BackgroundCounters, LAG_BOUNDS, Reloads, Snapshot};
 use crate::identity::SignerReport;
-use metadata_base::share::{ShareReport, Tenant};
+use metadata_common::share::{ShareReport, Tenant};
 use metadata_content::identity::IdentityCounts;
 use metadata_control::status::ApiServer;
 use metadata_feed::memory_budget::Usage;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::exposition::{Exposition, MetricType};
-use metadata_serve::audit::AuditCounts;
-use metadata_serve::{BOUNDS_NS, Latencies, WaitEnd, WaitReason, WorkerCounts};
+use crate::service::audit::AuditCounts;
+use crate::service::{BOUNDS_NS, Latencies, WaitEnd, WaitReason, WorkerCounts};
 
 /// Adds answers by dialect and status, and their latency.
 pub(super) fn answers(tallies: &[Arc<WorkerCounts>], out: &mut Exposition) {

@@ -3,7 +3,9 @@ use super::{
     Reloads, Snapshot, render,
 };
 use crate::identity::SignerReport;
-use metadata_base::share::{ShareReport, Tenant};
+use crate::service::WorkerCounts;
+use crate::service::audit::AuditCounts;
+use metadata_common::share::{ShareReport, Tenant};
 use metadata_content::identity::IdentityCounts;
 use metadata_content::sink::SinkCounts;
 use metadata_control::status::{ApiServer, InstanceState, Instances, PortState};
@@ -11,9 +13,7 @@ use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::{LinkStats, TapStats};
 use metadata_datapath::worker::{LoopStats, WorkerStats};
 use metadata_feed::memory_budget::Usage;
-use metadata_serve::WorkerCounts;
-use metadata_serve::audit::AuditCounts;
-use metadata_state::mailboxes::MailboxCounts;
+use metadata_feed::state::mailboxes::MailboxCounts;
 use metadata_steer::{AttachmentCheck, AttachmentFault, HubLosses};
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use metadata_base::port::PortName;
-use metadata_base::printable::Printable;
+use metadata_common::port::PortName;
+use metadata_common::printable::Printable;
 use metadata_content::dialect;
 use metadata_content::record::values::NicMac;
 use metadata_content::record::{FieldPosition, Owner, PathStep, Record, RecordError, RecordLimits};

@@ -10,10 +10,10 @@ use anyhow::{Context as _, bail};
 
 use serde::Serialize;
 
-use metadata_base::addresses;
-use metadata_base::connection::Connection;
-use metadata_base::printable::{Printable, printable_lines};
-use metadata_base::time::Now;
+use metadata_common::addresses;
+use metadata_common::addresses::Connection;
+use metadata_common::printable::{Printable, printable_lines};
+use metadata_common::time::Now;
 use metadata_content::dialect;
 use metadata_content::http::target::normalise;
 use metadata_content::http::{Headers, Method, Request, Response};

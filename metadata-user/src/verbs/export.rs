@@ -15,16 +15,16 @@ use hadris_iso::sync::write::options::{CreationFeatures, IsoFormatOptions};
 use hadris_iso::sync::write::{InputEntry, InputTree, IsoImageWriter};
 use serde_json::{Map, Value};
 
-use metadata_base::addresses;
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses;
+use metadata_common::addresses::Connection;
+use metadata_common::time::Now;
 use metadata_content::dialect;
 use metadata_content::http::{Headers, Method, Request, RequestTarget};
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::store::path::OPENSTACK_VERSIONS;
 use metadata_content::store::{Endpoint, Host, Interner, LiveOutcome, Responses, VmState};
 use metadata_feed::directory;
-use metadata_state::private_file;
+use metadata_feed::state::private_file;
 
 /// The format of a disk image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use metadata_base::printable::{Printable, printable};
-use metadata_base::time;
+use metadata_common::printable::{Printable, printable};
+use metadata_common::time;
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 use metadata_control::instances::client::{self, RegistrationConditions};

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use metadata_base::printable::{Printable, counted};
+use metadata_common::printable::{Printable, counted};
 use metadata_steer::{PinsError, RELEASE_GRACE, ReleaseSummary, release, release_hubs};
 
 use super::exit::{Exit, ExitError};

@@ -1,20 +1,20 @@
 //! `xdp-imds top`: the live view of a node in a terminal.
 //!
-//! The agent follows its guests while it is asked, and makes the documents; [`metadata_screen`] draws them.
+//! The agent follows its guests while it is asked, and makes the documents; [`metadata_control::screen`] draws them.
 
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use metadata_control::screen::terminal::{self, EndConditions};
+use metadata_control::screen::{Documents, Screen, ScreenContent, TerminalStyle, ViewQuery, fetch, plain};
 use metadata_control::status;
 use metadata_control::top::{LISTED_MOST, TopQuery, VmOrder};
-use metadata_screen::terminal::{self, EndConditions};
-use metadata_screen::{Documents, Screen, ScreenContent, TerminalStyle, ViewQuery, fetch, plain};
 
 use super::exit::{Exit, ExitError};
 use super::which;
 use crate::output;
-use metadata_base::time;
+use metadata_common::time;
 
 /// Least and most time between two questions. The agent stops to follow guests if it is not asked for longer.
 const INTERVAL: std::ops::RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(20);

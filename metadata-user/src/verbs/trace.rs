@@ -19,8 +19,8 @@ use tokio::net::UnixStream;
 use tokio::signal::unix::{SignalKind, signal};
 
 use capture::Capture;
-use metadata_base::printable::Printable;
-use metadata_base::time;
+use metadata_common::printable::Printable;
+use metadata_common::time;
 use metadata_control::status::{ClientError, StatusRequest, StreamedResponse, open};
 use metadata_control::trace::wire::{SCHEMA, TraceLine};
 use print::{JsonLine, TraceCounts, json};

@@ -23,7 +23,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
-use metadata_listen::{ConnectionLimit, EvictionGuard, WhenFull};
+use metadata_feed::listen::{ConnectionLimit, EvictionGuard, WhenFull};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
@@ -127,7 +127,7 @@ impl Server {
         let (app, tls) = (app(), self.tls.clone());
         let places = ConnectionLimit { name: "the webhook", most: CONNECTIONS, when_full: WhenFull::Evict };
         let attend = |stream, stay| attend(stream, tls.clone(), app.clone(), stay);
-        let mut serving = pin!(metadata_listen::serve(&listener, places, attend));
+        let mut serving = pin!(metadata_feed::listen::serve(&listener, places, attend));
         let mut check = interval(CHECK_INTERVAL);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut failing = false;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use metadata_base::run::DEFAULT_RUN;
+use metadata_common::run::DEFAULT_RUN;
 use metadata_control::status::{self, ClientError};
 
 use super::exit::{Exit, ExitError};

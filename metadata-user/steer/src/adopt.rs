@@ -21,7 +21,7 @@ use super::ports::{AttachedPort, look, place};
 use super::tables::SlotBinding;
 use super::{SteerError, Steering, object};
 use aya::programs::links::FdLink;
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_links::netlink;
 use metadata_links::netns::Cookie;
 

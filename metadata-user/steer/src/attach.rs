@@ -7,7 +7,7 @@ use rtnetlink::packet_route::link::LinkLayerType;
 
 use super::SteerError;
 use super::error::errno;
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_links::netlink;
 
 /// Why a program could not be attached.
@@ -139,8 +139,8 @@ pub(super) fn check_device(port: &PortName, ifindex: u32) -> Result<(), SteerErr
 mod tests {
     use super::{OTHER_AGENT, occupied};
     use crate::SteerError;
-    use metadata_base::port::PortName;
     use metadata_common::maps::program;
+    use metadata_common::port::PortName;
 
     #[test]
     fn a_program_on_a_port_is_named_with_the_remedy_of_its_kind() {

@@ -20,7 +20,7 @@ use super::hub::HubDevice;
 use super::ports::AttachedPort;
 use super::tables::HomeDevice;
 use super::{SteerError, Steering, SteeringMode, loading, mode};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 
 /// How answers reach the guest of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

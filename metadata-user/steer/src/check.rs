@@ -18,7 +18,7 @@ use super::mode::Programs;
 use super::pins::{LinkName, Pin, PinDirectory, PinLocation, PinnedProgram, RELEASE_GRACE};
 use super::ports::AttachedPort;
 use super::{SteerError, Steering, attach, link, mode, object};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 
 /// Time from the begin of one round to the next, at least. A round of all ports that a node may have takes as long,
 /// with a call every two seconds.
@@ -508,7 +508,7 @@ mod tests {
         let mut checks = Checks::default();
         checks.note(AttachmentFault::Detached, "tap0", Ok(()));
         checks.former = std::mem::take(&mut checks.present);
-        checks.last = Some(metadata_base::port::PortName::local("tap0"));
+        checks.last = Some(metadata_common::port::PortName::local("tap0"));
         assert_eq!(checks.lines().len(), 1, "the round is not complete");
         checks.last = None;
         assert_eq!(checks.lines(), [""; 0]);

@@ -1,6 +1,6 @@
 //! Frames by verdict.
 
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_common::verdict::Verdict;
 use metadata_links::exchange::NetlinkSocket;
 use metadata_links::netns;

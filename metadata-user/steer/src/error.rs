@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 
 use super::{HUB_PREFIX_MAX, HUB_QUEUES, HUBS_OF_A_SIDE};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_links::error::{LinkError, advice};
 
 /// Why steering failed. No change is left half done.

@@ -8,7 +8,7 @@ use metadata_common::maps::MAX_HUBS;
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkLayerType, LinkMessage};
 
 use super::{SteerError, Steering, hub};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_links::netlink;
 use metadata_links::netns;
 use metadata_links::netns::Netns;

@@ -126,7 +126,7 @@ use failure::ProbeError;
 use features::{Feature, Features};
 use held_link::HeldLink;
 use hub::{HubDevices, HubGuard, HubTaps};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_datapath::afxdp::AllSentTable;
 use metadata_datapath::guest_devices::GuestDevices;
 use metadata_links::netns::{self, Cookie, Netns};

@@ -27,7 +27,7 @@ use super::features::ProbeResult;
 use super::held_link::HeldLink;
 use super::pins::{Pin, PinnedProgram};
 use super::{SteerError, Steering, attach};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_links::netns;
 
 /// A guest counts as booted after this long without a busy period.

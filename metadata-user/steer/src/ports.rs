@@ -12,7 +12,7 @@ use super::held_link::is_missing;
 use super::mode::{Programs, SteeringProgram};
 use super::tables::SlotBinding;
 use super::{PortLimits, SteerError, Steering};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_links::error::LinkError;
 use metadata_links::netlink;
 use metadata_links::netns;

@@ -13,7 +13,7 @@ pub use search::{DeviceLocation, NAMESPACES_SEARCHED, PLACES_TOLD, PROCESSES_SEA
 
 use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
 use futures_util::TryStreamExt as _;
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_links::netns::Netns;
 use metadata_links::{netlink, netns};
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};

@@ -20,7 +20,7 @@ use super::pins::{LinkName, PinnedProgram};
 use super::ports::AttachedPort;
 use super::tables::SlotBinding;
 use super::{HUBS_OF_A_SIDE, SteerError, Steering};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 
 impl Steering {
     /// Takes all ports over from the agent that still runs, including ports it added since the start. Connections it

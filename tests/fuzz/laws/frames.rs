@@ -25,7 +25,7 @@ use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::afxdp::model::{FrameFate, ModelRig};
 use metadata_datapath::link::{FrameSource, HEADER_LEN, LinkReceiver, MAX_FRAME};
 use metadata_datapath::stack::{Stack, StackConfig, StackStats};
-use metadata_serve::MetadataService;
+use metadata_user::service::MetadataService;
 use smoltcp::wire::TcpControl;
 use support::checksum;
 use support::pattern::{self, Pattern};

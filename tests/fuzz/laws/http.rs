@@ -6,14 +6,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
+use metadata_common::time::Now;
 use metadata_content::http::body::BODY_MAX;
 use metadata_content::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
 use metadata_content::http::{Request, Response, StatusCode};
 use metadata_content::store::{LiveOutcome, ParkedCall};
 use metadata_datapath::stack::{ConnectionAction, Exchange, Service};
-use metadata_serve::{Answer, AnswerOrigin, AnswerSource, MetadataService};
+use metadata_user::service::{Answer, AnswerOrigin, AnswerSource, MetadataService};
 
 /// Bytes of empty lines that the server skips before a request.
 const LEADING_MAX: usize = 8;

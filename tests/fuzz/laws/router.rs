@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 use std::sync::{Arc, LazyLock};
 
-use metadata_base::addresses;
+use metadata_common::addresses;
 use metadata_content::dialect;
 use metadata_content::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
 use metadata_content::http::{Method, Response, body::BODY_MAX};

@@ -66,6 +66,9 @@ fn default_path() -> Result<PathBuf> {
     Ok(profile.context("target/ has no profile directory")?.join("xdp-imds"))
 }
 
+/// What an agent of the sources that this program was built from prints as its version.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (build ", env!("XDP_IMDS_BUILD_ID"), ")");
+
 /// Checks by build id that the agent and the running program come from the same sources.
 ///
 /// # Errors
@@ -77,11 +80,11 @@ pub fn fresh(binary: &Path) -> Result<()> {
     let output = output.with_context(|| format!("cannot run {}", binary.display()))?;
     let printed = String::from_utf8_lossy(&output.stdout);
     ensure!(
-        printed.trim() == format!("xdp-imds {}", build_id::VERSION),
+        printed.trim() == format!("xdp-imds {VERSION}"),
         "the agent is stale: {} is `{}`, but the sources are build {}; run `{remedy}`",
         binary.display(),
         printed.trim(),
-        build_id::ID
+        env!("XDP_IMDS_BUILD_ID")
     );
     Ok(())
 }
@@ -426,7 +429,7 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    use super::{Metrics, PortArgument, fresh};
+    use super::{Metrics, PortArgument, VERSION, fresh};
     use crate::process::write_script;
     use metadata_common::mac::Mac;
     use std::fs;
@@ -455,7 +458,7 @@ mod tests {
                 let refused = fresh(&script_printing(&directory, other)).expect_err(other).to_string();
                 assert!(refused.contains("stale") && refused.contains(command), "{other:?}: {refused}");
             }
-            let own = format!("xdp-imds {}", build_id::VERSION);
+            let own = format!("xdp-imds {VERSION}");
             fresh(&script_printing(&directory, &own)).expect("built from the same sources");
         }
     }

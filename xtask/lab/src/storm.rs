@@ -187,7 +187,7 @@ fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
     if args.is_watched() {
         environment.notes.push("watched in `xdp-imds top`".into());
     }
-    if args.watch && !metadata_screen::terminal::can_draw() {
+    if args.watch && !metadata_control::screen::terminal::can_draw() {
         progress(began, "no view: --watch needs a terminal that can move its cursor");
     }
     if args.agent.is_some() {
@@ -196,7 +196,7 @@ fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
     let (versions, interrupted) = Default::default();
     if args.is_watched() {
         // The agent has to end with this program.
-        metadata_screen::terminal::note_hang_up(&interrupted)?;
+        metadata_control::screen::terminal::note_hang_up(&interrupted)?;
     }
     let lab = &mut lab;
     let mut run = Run { args, agent, lab, prices, began, cases: 0, configuration, versions, interrupted };
@@ -294,7 +294,7 @@ impl Args {
 
 /// Prints a progress line on standard error.
 fn progress(began: Instant, what: &str) {
-    let what = metadata_base::printable::Printable(what);
+    let what = metadata_common::printable::Printable(what);
     eprintln!("[{:>6.1} s] {what}", began.elapsed().as_secs_f64());
 }
 

@@ -11,8 +11,8 @@ use crate::http::{Headers, Method, Request, RequestTarget, Response};
 use crate::identity::{IssuedToken, Issuer, Order, SigningJob};
 use crate::record::Record;
 use crate::store::{Interner, LiveOutcome, ParkedCall, Responses, VmState};
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
+use metadata_common::time::Now;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 

@@ -11,8 +11,8 @@ use super::render as render_for;
 use crate::http::{Headers, Method, Request, RequestTarget, Response};
 use crate::record::{RESERVED_KEYS, Record};
 use crate::store::{Endpoint, Interner, LiveOutcome, Responses, VmState};
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
+use metadata_common::time::Now;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 /// Time of requests: 2026-11-21T00:00:00Z.

@@ -1,8 +1,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metadata_base::time::Now;
 use metadata_common::mac::Mac;
+use metadata_common::time::Now;
 use serde_json::{Value, json};
 
 use super::Claims;

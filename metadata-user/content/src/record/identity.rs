@@ -1,6 +1,6 @@
 //! `identity`: what tokens that others verify say about the VM.
 
-use metadata_base::hex::hex;
+use metadata_common::printable::hex;
 use serde::de::Deserializer;
 use serde::{Deserialize, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::values::{Cidr, Device, Domain, Id, Ip, Line, Mtu, Netns, NicMac, VlanId};
 use crate::parser;
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 
 /// `network`: network configuration of the guest.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]

@@ -13,7 +13,7 @@
 //! No part contains `/`, so the parts of two owners cannot join to one text. A UUID contains none either, so a tenant
 //! cannot name another source's VM.
 
-use metadata_base::share::Tenant;
+use metadata_common::share::Tenant;
 use serde::de::Deserializer;
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;

@@ -450,7 +450,7 @@ fn a_record_can_name_the_tap_of_a_nic() {
         edited("    role: public", "    role: public\n    port: {ifname: vnet3, netns: /proc/42/ns/net}");
     let (record, _) = Record::parse("r.yaml", &text).expect("a port is good");
     let port =
-        metadata_base::port::PortName::from(record.network.nics[0].port.as_ref().expect("it was given"));
+        metadata_common::port::PortName::from(record.network.nics[0].port.as_ref().expect("it was given"));
     assert_eq!(port.to_string(), "vnet3 in /proc/42/ns/net");
     for bad in [
         "{ifname: a/b}",

@@ -11,9 +11,9 @@ use crate::record::Record;
 use crate::record::vm::Sinks;
 use crate::sink::Outbox;
 use crate::token::Keyring;
-use metadata_base::connection::Connection;
-use metadata_base::share::Tenant;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
+use metadata_common::share::Tenant;
+use metadata_common::time::Now;
 
 /// State of the VM for live answers.
 #[derive(Clone, Debug)]

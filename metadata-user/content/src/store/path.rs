@@ -3,7 +3,7 @@
 //! The address decides before the path, because several clouds use one path for different things on different
 //! addresses. A tree that exists once per version is stored once, under `latest`.
 
-use metadata_base::addresses;
+use metadata_common::addresses;
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -9,8 +9,8 @@ use super::path::{Canonical, Host};
 use super::path::{Endpoint, Methods, Route};
 use crate::http::{Method, Request, Response, StatusCode};
 use crate::record::{Dialects, Record};
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
+use metadata_common::time::Now;
 
 /// Maximum number of ancestors searched for a route that answers all paths below it. No served path is deeper.
 const LEVELS: usize = 32;

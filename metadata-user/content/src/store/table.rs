@@ -10,7 +10,7 @@ use metadata_common::maps::{Port, Slot};
 
 use super::{RequestLimit, Responses, VmState};
 use crate::http::Request;
-use metadata_base::connection::Connection;
+use metadata_common::addresses::Connection;
 
 /// Maximum number of slots of a table: 2²⁰ VMs (8 MiB of pointers).
 pub const MAX_SLOTS: u32 = 1 << 20;

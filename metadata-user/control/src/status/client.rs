@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use metadata_base::run::SOCKET;
+use metadata_common::run::SOCKET;
 
 /// Longest silence of the agent.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -219,7 +219,7 @@ fn status(answer: &[u8]) -> io::Result<Option<(u16, usize)>> {
 #[cfg(test)]
 mod tests {
     use super::{ClientError, StatusRequest, ask, get, read_head};
-    use metadata_base::run::SOCKET;
+    use metadata_common::run::SOCKET;
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixListener;
 

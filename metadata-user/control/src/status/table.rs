@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use metadata_base::printable::{Printable, counted, printable};
+use metadata_common::printable::{Printable, counted, printable};
 use metadata_content::record::values::Timestamp;
 
 use super::{

@@ -79,7 +79,7 @@ pub fn bytes(digits: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::{TraceLine, TracedFrame, bytes};
-    use metadata_base::hex::hex;
+    use metadata_common::printable::hex;
 
     #[test]
     fn lines_keep_their_form() {

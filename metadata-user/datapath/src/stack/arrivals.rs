@@ -1,9 +1,9 @@
 //! Assigns a segment to a connection, to one in TIME-WAIT, or to a new one.
 
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
 use metadata_common::cookie::{CookieCheck, Flow, TcpOptions, check};
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 use metadata_common::wire::{ethernet, ipv4, ipv6, protocol, tcp};
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};

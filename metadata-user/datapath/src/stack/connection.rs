@@ -13,7 +13,7 @@ use super::receive::SegmentOutcome;
 use super::send::FrameWriter;
 use super::tcb::Tcb;
 use super::timewait::Numbers;
-use metadata_base::time::Now;
+use metadata_common::time::Now;
 
 /// Limit of exchange steps for one frame or timer: far more than a full receive buffer of the shortest requests
 /// needs. The next turn runs the rest.

@@ -5,10 +5,10 @@
 //! and slices it again to retransmit.
 
 use bytes::Bytes;
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
 use metadata_common::cookie::Flow;
 use metadata_common::maps::{AllSent, Slot};
+use metadata_common::time::Now;
 use std::fmt;
 use std::io::IoSlice;
 use std::net::IpAddr;

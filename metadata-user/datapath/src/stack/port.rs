@@ -1,7 +1,7 @@
 //! The connections of one guest, by number.
 
-use metadata_base::time::Now;
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 use std::collections::VecDeque;
 use std::time::Duration;
 

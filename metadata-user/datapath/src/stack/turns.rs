@@ -12,7 +12,7 @@ use super::interfaces::{AckLedger, DisplacedConnection};
 use super::interfaces::{Service, Transmit};
 use super::send::FrameWriter;
 use super::timewait::{Numbers, TimeWait};
-use metadata_base::time::Now;
+use metadata_common::time::Now;
 
 /// After a connection stirs, the waiting connections of its port get at most this many rounds of turns. In the first
 /// round they see its change, in the second each other's changes. A further round is due [`STIR_AGAIN`] later, so that

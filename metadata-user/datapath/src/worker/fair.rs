@@ -24,7 +24,7 @@ use std::time::Duration;
 use super::Engine;
 use crate::link::{FrameSource, LinkReceiver};
 use crate::stack::{Long, Transmit};
-use metadata_base::time::Now;
+use metadata_common::time::Now;
 
 /// Limit of frames received per turn while none waits. It bounds the delay of the engine's timers.
 pub const BATCH: usize = 64;

@@ -12,7 +12,7 @@ use super::{
     NOT_DRAINING, ORDERS, Order, PACE, PUBLISH_EVERY, Shared, TurnResult, WorkerError, WorkerStats,
 };
 use crate::link::{FrameSource, HubTap, LinkReceiver, LinkStats};
-use metadata_base::time::Now;
+use metadata_common::time::Now;
 
 /// Both clocks. The calendar clock is read once a second, because a read costs as much as a check for a frame and
 /// the `Date` header needs no finer value.

@@ -14,7 +14,7 @@ use super::{
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, HubTap};
 use crate::stack::{ServedFlows, SlotStats, Transmit};
-use metadata_base::time::Now;
+use metadata_common::time::Now;
 
 /// Timeout of a test: far longer than any step takes, so reached only on a fault.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -20,8 +20,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use metadata_base::share::{FairShare, ShareError, Tenant};
 use metadata_common::mac::Mac;
+use metadata_common::share::{FairShare, ShareError, Tenant};
 
 use super::translate::{VmiProblem, VmiTranslation, is_wanted};
 use super::volumes::ReadVolumes;

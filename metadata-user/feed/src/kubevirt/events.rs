@@ -6,13 +6,13 @@ use std::time::{Duration, SystemTime};
 use k8s_openapi::api::core::v1::Event;
 use kube::api::PostParams;
 use kube::{Api, Client};
-use metadata_base::share::{FairQueue, ShareReport, Tenant};
+use metadata_common::share::{FairQueue, ShareReport, Tenant};
 use serde_json::json;
 use tokio::sync::Notify;
 use tracing::debug;
 
 use super::core::VmiEvent;
-use metadata_base::printable::printable;
+use metadata_common::printable::printable;
 use metadata_content::record::values::Timestamp;
 
 /// Most reports that wait to be written; the rest is dropped. A namespace has at most half of what others leave.

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 
+use crate::listen::{ConnectionLimit, EvictionGuard, WhenFull};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Limited, StreamBody};
 use hyper::body::{Body, Frame, Incoming};
@@ -32,7 +33,6 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use metadata_listen::{ConnectionLimit, EvictionGuard, WhenFull};
 use prost::Message as _;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
@@ -143,7 +143,7 @@ pub async fn serve(listener: UnixListener, calls: mpsc::Sender<HookCall>) {
     let places = ConnectionLimit { name: "the node hook's socket", most: CALLS, when_full: WhenFull::Evict };
     let attend = |stream, stay| attend(stream, calls.clone(), stay);
     tokio::select! {
-        never = metadata_listen::serve(&listener, places, attend) => match never {},
+        never = crate::listen::serve(&listener, places, attend) => match never {},
         () = calls.closed() => {}
     }
 }

@@ -7,8 +7,8 @@ use std::io::{self, Cursor};
 use std::path::Path;
 
 use super::Vmi;
-use metadata_state::private_file;
-use metadata_state::state_file::StateFileKind;
+use crate::state::private_file;
+use crate::state::state_file::StateFileKind;
 
 /// The file's name in the state directory.
 pub const FILE: &str = "kubevirt.vmis";

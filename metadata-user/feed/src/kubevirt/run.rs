@@ -1,9 +1,9 @@
 //! Connects the core with the watches, the pods, the hook and the clock.
 
-use metadata_base::share::ShareReport;
+use crate::state::save_queue::{SaveQueue, StateFile};
 use metadata_common::mac::Mac;
+use metadata_common::share::ShareReport;
 use metadata_content::record::{Record, RecordLimits};
-use metadata_state::save_queue::{SaveQueue, StateFile};
 use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

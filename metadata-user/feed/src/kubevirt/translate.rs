@@ -12,8 +12,8 @@ pub use problem::{MAX_PROBLEMS, VmiProblem};
 
 use bytes::Bytes;
 use data::{Data, DataSources, NetworkDocument, data};
-use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
+use metadata_common::port::PortName;
 use metadata_content::record::{Credential, Record, RecordLimits, USER_DATA_MAX};
 use metadata_links::inlet;
 use names::{Names, names};

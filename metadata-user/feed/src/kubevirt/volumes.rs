@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use metadata_base::share::{FairShare, ShareReport, Tenant};
+use metadata_common::share::{FairShare, ShareReport, Tenant};
 
 use super::translate::{PodVolumes, PublicKeys, VolumeFiles};
 use crate::pods::{MAX_VOLUMES, PodUid, VOLUME_BYTES, VolumeReading, VolumeVersion, Volumes};

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{LibvirtError, NAMESPACE, XML_BYTES, XML_NAMESPACES, XML_NODES, instance};
 use crate::record_part::{SmbiosFields, label, stamp};
-use metadata_base::port::is_ifname;
+use metadata_common::port::is_ifname;
 use metadata_content::record::values::is_uuid;
 
 /// Types of interfaces that have taps (libvirt, docs/formatdomain.rst "Network interfaces").

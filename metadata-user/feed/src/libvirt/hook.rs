@@ -25,10 +25,10 @@ use super::syslog::{self, Log, Severity};
 use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, NAMESPACE, XML_BYTES, io_error};
 use crate::directory::{REFUSAL, REFUSAL_BYTES};
 use crate::record_part;
-use metadata_base::printable::Printable;
-use metadata_base::run::{DEFAULT_RUN, SOCKET};
+use crate::state::private_file;
+use metadata_common::printable::Printable;
+use metadata_common::run::{DEFAULT_RUN, SOCKET};
 use metadata_content::record::{Record, RecordLimits, Warning};
-use metadata_state::private_file;
 
 /// Longest run of the hook; the domain waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(5);

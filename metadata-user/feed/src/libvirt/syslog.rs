@@ -5,7 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
 use super::domain::shown;
-use metadata_base::printable::Printable;
+use metadata_common::printable::Printable;
 
 /// The datagram socket of syslog and the journal (RFC 3164).
 pub const SOCKET: &str = "/dev/log";

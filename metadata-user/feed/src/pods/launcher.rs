@@ -9,7 +9,7 @@
 //! runs. So the pidfd and the group belong to one process, and the PID cannot mean another process
 //! ([`NamespaceReservation`]).
 
-use metadata_base::hex::hex;
+use metadata_common::printable::hex;
 use metadata_links::error::LinkError;
 use metadata_links::processes::NamespaceReservation;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

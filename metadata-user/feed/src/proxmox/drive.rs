@@ -3,7 +3,7 @@
 //! cloud-init takes a guest for a new instance when its instance id changes. The id is a digest of user-data and
 //! network configuration, so a guest that moves from the drive to this service keeps it only if both texts are equal.
 
-use metadata_base::hex::hex;
+use metadata_common::printable::hex;
 use metadata_content::parser;
 use serde_json::{Value, json};
 use sha1::{Digest as _, Sha1};

@@ -3,8 +3,8 @@
 use base64::Engine as _;
 use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
-use metadata_base::hex::hex;
 use metadata_common::mac::Mac;
+use metadata_common::printable::hex;
 use metadata_content::record::identity::Subject;
 use metadata_content::record::values::{FQDN_BYTES, Line, Secret, is_uuid};
 use metadata_content::record::{Owner, Record, RecordLimits, USER_DATA_MAX, is_network_config};

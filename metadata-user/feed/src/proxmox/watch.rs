@@ -1,7 +1,7 @@
 //! Looks at the files in turns, and publishes what changes.
 
 use futures_util::{StreamExt as _, stream};
-use metadata_base::share::Tenant;
+use metadata_common::share::Tenant;
 use metadata_content::record::values::excerpt;
 use metadata_content::record::{RecordError, RecordLimits};
 use std::collections::{BTreeMap, HashMap};

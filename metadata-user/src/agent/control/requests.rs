@@ -3,9 +3,9 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use crate::service::audit::COLLECT_EVERY;
 use metadata_control::status::GuestUsage;
 use metadata_datapath::stack::SlotStats;
-use metadata_serve::audit::COLLECT_EVERY;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 

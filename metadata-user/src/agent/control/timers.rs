@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use metadata_serve::audit::COLLECT_EVERY;
+use crate::service::audit::COLLECT_EVERY;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::agent::notify;

@@ -48,7 +48,7 @@ use conditions::RequestConditions;
 use metadata_content::record::RecordLimits;
 use metadata_control::instances::{ApiProblem, Instance, RegistrationOutcome};
 use metadata_feed::registry::RecordId;
-use metadata_state::save_queue::StateFile;
+use metadata_feed::state::save_queue::StateFile;
 #[cfg(test)]
 use record::BODY_MAX;
 

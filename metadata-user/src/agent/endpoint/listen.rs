@@ -10,8 +10,8 @@ use axum::Router;
 use axum::http::Method;
 use hyper::Request;
 use hyper::body::Incoming;
-pub(crate) use metadata_listen::EvictionGuard;
-use metadata_listen::{ConnectionLimit, Listener, WhenFull};
+pub(crate) use metadata_feed::listen::EvictionGuard;
+use metadata_feed::listen::{ConnectionLimit, Listener, WhenFull};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tracing::info;
@@ -100,7 +100,7 @@ impl PeerListener for UnixListener {
 }
 
 /// Serves the connections of a listener until the task ends. Handlers find [`Peer`], [`EvictionGuard`] and the
-/// connection's [`Holder`](metadata_listen::ConnectionHolder) in a request's extensions.
+/// connection's [`Holder`](metadata_feed::listen::ConnectionHolder) in a request's extensions.
 pub(crate) async fn serve<L: PeerListener>(listener: L, app: Router) -> anyhow::Result<()> {
     let places = ConnectionLimit { name: L::NAME, most: CONNECTIONS, when_full: WhenFull::Evict };
     let attend = |stream, stay: EvictionGuard| {
@@ -117,5 +117,5 @@ pub(crate) async fn serve<L: PeerListener>(listener: L, app: Router) -> anyhow::
         };
         http_connection::serve(stream, app.clone(), LIMITS, stay, prepare)
     };
-    match metadata_listen::serve(&listener, places, attend).await {}
+    match metadata_feed::listen::serve(&listener, places, attend).await {}
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use metadata_base::run::{SOCKET, unit_hint};
+use metadata_common::run::{SOCKET, unit_hint};
 use rustix::fs::{XattrFlags, setxattr};
 use tokio::net::UnixListener;
 use tracing::warn;
@@ -202,7 +202,7 @@ fn make_directory(path: &Path) -> Result<(), SocketError> {
 #[cfg(test)]
 mod tests {
     use super::{ControlSocket, SocketError, gid_of, make_run};
-    use metadata_base::run::SOCKET;
+    use metadata_common::run::SOCKET;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixListener;

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{Agent, ControlLoopBusy, ControlRequest, JSON_LINES, LongLivedAnswer, Peer, TEXT};
 use crate::agent::node::{StartedTrace, TraceRefusal, TraceTarget};
-use metadata_base::hex::hex;
+use metadata_common::printable::hex;
 use metadata_control::trace::wire::{SCHEMA, TraceLine, TracedFrame};
 use metadata_control::trace::{message, sketch};
 
@@ -198,7 +198,7 @@ fn put(text: &mut Vec<u8>, line: &TraceLine) {
 #[cfg(test)]
 mod tests {
     use super::frame;
-    use metadata_base::hex::hex;
+    use metadata_common::printable::hex;
     use metadata_common::trace::{BYTES, FROM_GUEST, TraceEvent};
     use std::collections::HashMap;
 

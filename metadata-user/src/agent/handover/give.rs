@@ -11,9 +11,9 @@ use super::{DRAINING_WITHIN, SERVING_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
 use crate::agent::notify;
 use crate::agent::signals::Stop;
+use crate::service::audit::COLLECT_EVERY;
+use crate::service::{AnswerStage, HandedRequest, HandoverAnswers};
 use metadata_datapath::stack::DRAIN_LIMIT;
-use metadata_serve::audit::COLLECT_EVERY;
-use metadata_serve::{AnswerStage, HandedRequest, HandoverAnswers};
 
 /// How often to check the progress of workers.
 const CHECK_EVERY: Duration = Duration::from_millis(2);

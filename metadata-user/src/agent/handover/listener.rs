@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use metadata_listen::{ConnectionLimit, WhenFull};
+use metadata_feed::listen::{ConnectionLimit, WhenFull};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -92,7 +92,7 @@ struct Shared {
 async fn accept_loop(listener: UnixListener, shared: Shared) -> anyhow::Result<()> {
     let places = ConnectionLimit { name: "the takeover socket", most: CALLERS, when_full: WhenFull::Refuse };
     let attend = |stream, _| attend(stream, shared.clone());
-    match metadata_listen::serve(&listener, places, attend).await {}
+    match metadata_feed::listen::serve(&listener, places, attend).await {}
 }
 
 /// True if the peer is root or the agent's own user, by its credentials (unix(7), `SO_PEERCRED`).

@@ -11,8 +11,8 @@ use super::listener::connect;
 use super::wire::{NextAgentMessage, OLDEST, PreviousAgentMessage, REMEDY, VERSION, Wire, WireError};
 use super::{DRAINING_WITHIN, HELLO_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
+use crate::service::HandedRequest;
 use metadata_datapath::stack::DRAIN_LIMIT;
-use metadata_serve::HandedRequest;
 
 /// How long to wait for the previous agent after the limit of its drain.
 const GRACE: Duration = Duration::from_secs(10);

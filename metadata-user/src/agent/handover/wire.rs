@@ -12,11 +12,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
-use metadata_base::connection::Connection;
+use crate::service::{Answer, HandedRequest};
+use metadata_common::addresses::Connection;
 use metadata_content::account::COMPUTED_PER_VM;
 use metadata_content::http::{Method, Response, StatusCode};
 use metadata_content::store::LiveOutcome;
-use metadata_serve::{Answer, HandedRequest};
 
 /// The version of the protocol. Version 2 has longer lines ([`line_max`]).
 pub(crate) const VERSION: u32 = 2;
@@ -377,10 +377,10 @@ mod tests {
         AROUND, COMPUTED_PER_VM, LINE_MAX, NextAgentMessage, PreviousAgentMessage, Wire, WireAnswer,
         WireError, WireRequest,
     };
-    use metadata_base::connection::Connection;
+    use crate::service::{Answer, HandedRequest};
+    use metadata_common::addresses::Connection;
     use metadata_content::http::{Method, Response, StatusCode};
     use metadata_content::store::LiveOutcome;
-    use metadata_serve::{Answer, HandedRequest};
     use std::time::Duration;
     use tokio::net::UnixStream;
 

@@ -4,16 +4,16 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use metadata_base::time::Now;
+use crate::service::audit::follow::FollowedGuests;
+use crate::service::audit::{AuditCounts, Collector, TokenLine};
+use crate::service::{Answer, AnswerSource as _, HandedRequest};
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 use metadata_content::http::{self, Headers, Request, RequestTarget, Response};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::record::values::Timestamp;
 use metadata_content::store::{LiveOutcome, Responses, SlotOutOfRange};
-use metadata_serve::audit::follow::FollowedGuests;
-use metadata_serve::audit::{AuditCounts, Collector, TokenLine};
-use metadata_serve::{Answer, AnswerSource as _, HandedRequest};
 
 use super::port_text;
 use crate::agent::slots::IdentityName;

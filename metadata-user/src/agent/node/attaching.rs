@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tracing::info;
 
 use crate::metrics::{self, BindHistogram};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 
 /// Number of latest attachments in the median.
 const REMEMBERED: usize = 4_096;

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use metadata_base::port::PortName;
-use metadata_base::share::{FairShare, Tenant};
+use crate::service::HandedRequest;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_SLOTS, Slot};
+use metadata_common::port::PortName;
+use metadata_common::share::{FairShare, Tenant};
 use metadata_content::record::Record;
 use metadata_content::store::Responses;
 use metadata_feed::registry::RecordId;
-use metadata_serve::HandedRequest;
 use metadata_steer::{SteerError, Steering};
 use tracing::{debug, warn};
 

@@ -6,15 +6,15 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
+use metadata_common::port::PortName;
 use metadata_content::record::{Owner, Record};
 use metadata_content::source::RecordSource;
 use metadata_content::store::Responses;
 use metadata_feed::memory_budget::MemoryBudget;
 use metadata_feed::registry::{Change, RecordId, Registry};
+use metadata_feed::state::save_queue::{SaveQueue, UnsavedFiles};
 use metadata_feed::{FeedError, FeedEvent};
-use metadata_state::save_queue::{SaveQueue, UnsavedFiles};
 use tracing::{debug, warn};
 
 use super::renderer::Renderer;
@@ -295,7 +295,7 @@ mod tests {
     use super::{RecordCatalogue, TouchedPorts};
     use crate::agent::state::NodeState;
     use crate::config::Config;
-    use metadata_base::port::PortName;
+    use metadata_common::port::PortName;
     use metadata_content::account::{Account, CONNECTIONS_PER_VM, ConnectionUsage, Resource};
     use metadata_content::record::{Dialect, Owner, Record};
     use metadata_content::source::RecordSource;

@@ -7,8 +7,8 @@ mod takeover;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use metadata_base::port::PortName;
-use metadata_base::share::{ShareReport, Tenant};
+use metadata_common::port::PortName;
+use metadata_common::share::{ShareReport, Tenant};
 use metadata_feed::registry::RecordId;
 use metadata_links::watch::{Changed, DeviceEvent};
 use metadata_steer::{AnswerPath, DeviceLookup, SteerError, Steering};

@@ -8,8 +8,8 @@ mod unserved;
 
 use std::collections::BTreeMap;
 
-use metadata_base::port::PortName;
-use metadata_base::share::{ShareReport, Tenant};
+use metadata_common::port::PortName;
+use metadata_common::share::{ShareReport, Tenant};
 use metadata_content::source::RecordSource;
 use metadata_control::status::{
     ExpectedMac, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_PORTS,

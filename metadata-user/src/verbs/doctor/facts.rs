@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_control::status::{AttachmentStatus, MacMismatch, RefusedRecord};
 use metadata_signer::Algorithm;
 use metadata_steer::SteeringMode;

@@ -13,7 +13,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use super::facts::{ConfigFacts, Facts, Kernel, NodeFacts, ProcessFacts};
 use crate::config::Config;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
-use metadata_state::token_file;
+use metadata_feed::state::token_file;
 use metadata_steer::{ClosedTaps, SteerConfig, hub_queues, probe};
 pub(super) use process::process;
 

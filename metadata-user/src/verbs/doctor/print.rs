@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use metadata_base::printable::printable;
+use metadata_common::printable::printable;
 use serde::Serialize;
 
 use super::{Check, CheckStatus};

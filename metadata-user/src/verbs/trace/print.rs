@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use metadata_base::printable::Printable;
+use metadata_common::printable::Printable;
 use serde::Serialize;
 
 use metadata_common::verdict::{Fate, Verdict};

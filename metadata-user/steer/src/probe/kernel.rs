@@ -16,7 +16,7 @@ use super::super::features::{Feature, ProbeResult};
 use super::super::loading;
 use super::super::object::Object;
 use super::super::{SteerConfig, Steering};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_datapath::afxdp::{Socket, SocketConfig};
 use metadata_links::netns;
 use metadata_links::tun;

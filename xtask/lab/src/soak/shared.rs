@@ -137,7 +137,7 @@ impl Shared {
     pub(super) fn breach(&self, what: String) {
         add(&self.counts.breaches, 1);
         // It may quote what a hostile guest sent.
-        eprintln!("BREACH: {}", metadata_base::printable::Printable(&what));
+        eprintln!("BREACH: {}", metadata_common::printable::Printable(&what));
         let mut breaches = self.breaches.lock().unwrap_or_else(PoisonError::into_inner);
         if breaches.len() < BREACHES_KEPT {
             breaches.push(what);

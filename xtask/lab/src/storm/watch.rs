@@ -3,8 +3,8 @@
 mod recording;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use metadata_screen::terminal::{self, EndConditions};
-use metadata_screen::{Screen, TerminalStyle, ViewQuery, fetch, plain};
+use metadata_control::screen::terminal::{self, EndConditions};
+use metadata_control::screen::{Screen, TerminalStyle, ViewQuery, fetch, plain};
 use recording::Recording;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

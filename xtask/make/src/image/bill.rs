@@ -181,7 +181,7 @@ mod tests {
             for (name, expected) in [
                 ("ring", Some(("required", true))),
                 ("aya", Some(("required", true))),
-                ("metadata-base", Some(("required", false))),
+                ("metadata-links", Some(("required", false))),
                 ("serde_derive", Some(("excluded", true))),
                 ("cc", Some(("excluded", true))),
                 // Only tests and other programs of the workspace, and features that nobody enables, have these.

@@ -14,8 +14,8 @@ use crate::record::Record;
 use crate::sink::{Outbox, WAITING_PER_VM};
 use crate::store::{Interner, LiveOutcome, Responses, VmState};
 use crate::token::Keyring;
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
+use metadata_common::time::Now;
 
 const FULL: &str = include_str!("../../../../../tests/vectors/record.yaml");
 const IMDS: &str = "169.254.169.254";

@@ -15,7 +15,7 @@ use crate::record::vm::Iam;
 use crate::record::{Dialect, Imdsv2, Record};
 use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 use crate::token::TokenKind;
-use metadata_base::time::Now;
+use metadata_common::time::Now;
 
 const CREDENTIALS: &str = "/latest/meta-data/iam/security-credentials";
 /// Stated lifetime of credentials without an expiry, in seconds; the same as AWS's. Clients then refresh them.

@@ -8,8 +8,8 @@ use crate::http::{Headers, Method, Request, RequestTarget, Response};
 use crate::mailbox::WAITS_PER_VM;
 use crate::record::Record;
 use crate::store::{Interner, LiveOutcome, ParkedCall, Responses, VmState};
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
+use metadata_common::time::Now;
 
 const FULL: &str = include_str!("../../../../../tests/vectors/record.yaml");
 const FLAVOUR: (&str, &str) = ("Metadata-Flavor", "Google");

@@ -1,8 +1,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
+use metadata_common::time::Now;
 
 use super::{LINE, PATH, SIGN_WITHIN, lines};
 use crate::dialect::guest::{DialectGuest, NOW, full, parsed};

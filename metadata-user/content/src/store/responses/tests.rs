@@ -4,8 +4,8 @@ use super::{Endpoint, Host, LiveOutcome, Methods, Responses, Route, VmState};
 use crate::http::{Headers, Method, Request, RequestTarget, Response, StatusCode};
 use crate::store::LiveRoute;
 use crate::store::{Condition, LiveRequest, RequestGuard};
-use metadata_base::connection::Connection;
-use metadata_base::time::Now;
+use metadata_common::addresses::Connection;
+use metadata_common::time::Now;
 
 fn text(body: &'static str) -> Endpoint {
     Endpoint::Fixed(Response::new(StatusCode(200), Some("text/plain; charset=utf-8"), &[], body))

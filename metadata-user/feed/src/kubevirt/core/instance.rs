@@ -11,7 +11,7 @@ use crate::kubevirt::Vmi;
 use crate::kubevirt::translate::{TranslationOutcome, VmiProblem};
 use crate::pods::{Pod, PodNic, PodUid};
 use crate::{FeedError, FeedEvent};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_content::record::Record;
 use metadata_links::inlet;
 

@@ -4,7 +4,7 @@
 //! each translation a VMI waits ten times as long as the translation took. So it uses at most an eleventh of the
 //! translator's time, however often its owner changes it.
 
-use metadata_base::share::{FairQueue, Tenant};
+use metadata_common::share::{FairQueue, Tenant};
 use metadata_content::record::RecordLimits;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -236,7 +236,7 @@ pub enum ServingState {
 
 #[cfg(test)]
 mod tests {
-    use metadata_base::share::Tenant;
+    use metadata_common::share::Tenant;
     use std::time::{Duration, Instant};
 
     use super::{REST_LEAST, REST_MOST, TranslationQueue};

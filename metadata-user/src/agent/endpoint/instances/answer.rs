@@ -13,7 +13,7 @@ use super::WAITS;
 use crate::agent::node::{RegistrationConflict, name_of};
 use metadata_control::instances::{ApiProblem, Instance};
 use metadata_feed::registry::RecordId;
-use metadata_state::save_queue::UnsavedFiles;
+use metadata_feed::state::save_queue::UnsavedFiles;
 
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 /// The prefix of problem types.

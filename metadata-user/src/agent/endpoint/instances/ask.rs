@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::answer::{bad_request, forbidden};
 use super::{GUEST_DATA, PREFIX, WAIT, WAIT_MOST};
 use crate::agent::node::{ClearedData, Node, RegistrationConflict, TaggedRecord};
-use metadata_base::time::span;
+use metadata_common::time::span;
 use metadata_content::record::Record;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{ApiProblem, Instance, NAME_MAX, Page, is_name};

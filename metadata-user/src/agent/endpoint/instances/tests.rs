@@ -20,14 +20,14 @@ use crate::agent::node::{ClearedData, RegistrationConflict, TaggedRecord};
 use crate::agent::registration_store::RegistrationStore;
 use crate::agent::slots::IdentityName;
 use crate::config::Config;
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_content::record::RecordLimits;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{Instance, InstancePort, NAME_MAX, Page};
 use metadata_control::status::{GuestState, InstanceState};
 use metadata_feed::memory_budget::MemoryExhausted;
 use metadata_feed::registry::RecordId;
-use metadata_state::save_queue::{SaveQueue, StateFile};
+use metadata_feed::state::save_queue::{SaveQueue, StateFile};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -285,7 +285,7 @@ async fn exactly_one_of_several_clients_that_make_the_same_change_succeeds() {
 async fn a_conflict_is_reported_and_nothing_changes() {
     let by = RecordId::new(RecordSource::File, "web.yaml");
     let identity = IdentityName { port: PortName::local("tap0"), mac: Default::default() };
-    let tenant = metadata_base::share::Tenant::Operator;
+    let tenant = metadata_common::share::Tenant::Operator;
     let no_room =
         MemoryExhausted { wants: 3 << 20, used: 0, limit: 1 << 20, tenant, held: 0, share: 1 << 20 };
     for (clash, status, said) in [

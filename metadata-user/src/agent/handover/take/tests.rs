@@ -6,9 +6,9 @@ use tokio::net::UnixListener;
 use super::{NextAgentMessage, OLDEST, PreviousAgentMessage, PreviousEvent, Takeover, VERSION};
 use crate::agent::handover::SOCKET;
 use crate::agent::handover::wire::{WireAnswer, WireRequest};
-use metadata_base::connection::Connection;
+use crate::service::HandedRequest;
+use metadata_common::addresses::Connection;
 use metadata_content::http::{Method, Response, StatusCode};
-use metadata_serve::HandedRequest;
 
 /// What precedes a line of the next agent in a sample, and a line of the previous one.
 const NEXT: &str = "next ";

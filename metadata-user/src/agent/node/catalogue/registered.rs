@@ -188,5 +188,5 @@ impl TouchedPorts {
 pub(crate) fn etag(record: &Record) -> serde_json::Result<Arc<str>> {
     use sha2::{Digest as _, Sha256};
     let digest = Sha256::digest(record.to_json()?.as_bytes());
-    Ok(format!("\"{}\"", metadata_base::hex::hex(&digest[..16])).into())
+    Ok(format!("\"{}\"", metadata_common::printable::hex(&digest[..16])).into())
 }

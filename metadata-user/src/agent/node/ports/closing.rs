@@ -7,8 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use metadata_base::port::PortName;
 use metadata_common::maps::MAX_PORTS;
+use metadata_common::port::PortName;
 use metadata_steer::{ClosedTaps, DeviceLookup, SteerError, is_hub_tap};
 use tracing::{debug, info, warn};
 

@@ -1,8 +1,8 @@
 //! What could not be done for a port, and why.
 
-use metadata_base::port::PortName;
-use metadata_base::share::{FairShare, ShareError, Tenant};
 use metadata_common::maps::MAX_PORTS;
+use metadata_common::port::PortName;
+use metadata_common::share::{FairShare, ShareError, Tenant};
 use metadata_control::status::{GuestState, PortState};
 use metadata_datapath::stack::SlotStats;
 use metadata_steer::{AnswerPath, SteeringProgram};
@@ -239,7 +239,7 @@ impl PortShares {
 
 #[cfg(test)]
 mod tests {
-    use metadata_base::port::PortName;
+    use metadata_common::port::PortName;
 
     use super::{MAX_PORTS, NAMED, PortProblems, PortShares, Tenant};
     use crate::logging::LogCollector;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use crate::service::HandedRequest;
 use metadata_common::maps::Slot;
 use metadata_content::http::Response;
 use metadata_datapath::worker::ControlError;
-use metadata_serve::HandedRequest;
 use metadata_steer::SteerError;
 use tracing::{debug, warn};
 

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::service::{BOUNDS_NS, Latencies};
 use metadata_control::top::{DropCount, HISTORY, LatencyFigures, Traffic};
-use metadata_serve::{BOUNDS_NS, Latencies};
 
 /// How often counters are read.
 const EVERY: Duration = Duration::from_secs(1);
@@ -129,8 +129,8 @@ fn seconds(before: &Sample, after: &Sample) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::{Sample, Samples, bound_of};
+    use crate::service::{BOUNDS_NS, Latencies};
     use metadata_control::top::HISTORY;
-    use metadata_serve::{BOUNDS_NS, Latencies};
     use std::time::{Duration, Instant};
 
     fn sample(at: Instant, requests: u64, drops: &[(&str, u64)]) -> Sample {

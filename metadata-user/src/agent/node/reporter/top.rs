@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::service::{Latencies, WaitReason, WorkerCounts};
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_control::status::{AgentStatus, PortSummary};
 use metadata_control::top::{SCHEMA, Top, TopQuery};
-use metadata_serve::{Latencies, WaitReason, WorkerCounts};
 
 use super::samples::Sample;
 use super::{NodeView, Reporter, attachments, phase};

@@ -1,7 +1,7 @@
 //! Finds guests by the names that people use.
 
-use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
+use metadata_common::port::PortName;
 use metadata_content::source::RecordSource;
 use metadata_control::status::{GuestStatus, LISTED_GUESTS};
 use metadata_datapath::stack::SlotStats;

@@ -4,13 +4,13 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use crate::service::audit::follow::{FollowedGuest, FollowedGuests, FollowedRequest};
 use metadata_common::maps::Slot;
 use metadata_content::record::Record;
 use metadata_control::status::{GuestState, LISTED_GUESTS, PortState};
 use metadata_control::top::{BootStage, QUIET_AFTER, SeenRequest, TopQuery, VmOrder, VmPage, VmRow};
 use metadata_datapath::stack::SlotStats;
 use metadata_feed::registry::RecordId;
-use metadata_serve::audit::follow::{FollowedGuest, FollowedGuests, FollowedRequest};
 use tokio::sync::oneshot;
 
 use super::NodeView;
@@ -274,9 +274,9 @@ mod tests {
     use std::collections::VecDeque;
     use std::time::{Duration, Instant};
 
-    use metadata_base::port::PortName;
+    use crate::service::audit::follow::FollowedGuest;
+    use metadata_common::port::PortName;
     use metadata_control::top::{BootStage, VmOrder};
-    use metadata_serve::audit::follow::FollowedGuest;
 
     use super::Line;
     use crate::agent::slots::IdentityName;

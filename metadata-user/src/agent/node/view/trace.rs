@@ -10,7 +10,7 @@ use super::NodeView;
 use super::unserved::UnservedNic;
 use crate::agent::node::port_text;
 use crate::agent::slots::IdentityName;
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_steer::{TraceError, TraceSession};
 
 /// Maximum number of ports or guests that a refusal lists if a name is ambiguous.

@@ -1,7 +1,7 @@
 //! VMs that have a record and are not served from it, and why.
 
-use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
+use metadata_common::port::PortName;
 use metadata_content::record::Record;
 use metadata_control::status::{GuestState, GuestStatus, GuestWay, LISTED_GUESTS};
 use metadata_control::top::{BootStage, VmPage, VmRow};

@@ -4,7 +4,7 @@ use metadata_common::maps::program;
 
 use super::super::{Check, CheckStatus, Facts, PortFacts};
 use super::count;
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_steer::probe::{DeviceLocation, DeviceState, Feature, ProbeError, Program, Search};
 use metadata_steer::{HUB_MTU, SteeringMode};
 

@@ -199,7 +199,7 @@ fn ipc_lock(facts: &Facts) -> Check {
 /// Checks CAP_SYS_PTRACE. The agent needs it to open `/proc/PID/ns/net` of another user's process.
 fn sys_ptrace(facts: &Facts) -> Check {
     let (check, name) = ("capability.sys_ptrace", "CAP_SYS_PTRACE");
-    let by_process = |name: &metadata_base::port::PortName| {
+    let by_process = |name: &metadata_common::port::PortName| {
         name.netns.as_deref().is_some_and(|netns| netns.starts_with("/proc/"))
     };
     let ports = facts.ports.iter().filter(|port| by_process(&port.name));

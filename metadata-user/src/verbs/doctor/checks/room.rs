@@ -2,7 +2,7 @@
 
 use super::super::{Check, CheckStatus, Directory, ExposedFile, Facts, FileSystem, PinFacts, RecordFacts};
 use super::count;
-use metadata_base::run::UNIT_WRITES;
+use metadata_common::run::UNIT_WRITES;
 use metadata_steer::{PINS_VERSION, is_pins_version};
 
 /// Free space, in bytes, below which the check fails.

@@ -11,7 +11,7 @@ use super::super::facts::{
 };
 use super::super::{Check, CheckStatus, DoctorRequest};
 use super::{all, configuration};
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_control::status::AttachmentStatus;
 use metadata_signer::Algorithm;
 use metadata_steer::SteeringMode;

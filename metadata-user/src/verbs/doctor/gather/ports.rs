@@ -7,7 +7,7 @@ use std::io;
 use super::super::facts::{PortFacts, RecordFacts};
 use crate::agent::preflight::RecordConflicts;
 use crate::config::Config;
-use metadata_base::port::PortName;
+use metadata_common::port::PortName;
 use metadata_content::source::RecordSource;
 use metadata_feed::registry::RecordId;
 use metadata_feed::{FeedError, directory};

@@ -1,7 +1,7 @@
 //! A recording of screens, written as an asciicast or as a picture with frames.
 
 use anyhow::{Context as _, Result};
-use metadata_screen::terminal::SIZE;
+use metadata_control::screen::terminal::SIZE;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;

@@ -261,7 +261,7 @@ impl Node {
         }
     }
 
-    fn publish(&mut self, key: String, identities: Vec<(metadata_base::port::PortName, Mac)>) {
+    fn publish(&mut self, key: String, identities: Vec<(metadata_common::port::PortName, Mac)>) {
         let identities = identities.into_iter().map(|(port, mac)| (port.ifname, mac));
         let identities: BTreeSet<_> = identities.collect();
         self.seen.extend(identities.clone());

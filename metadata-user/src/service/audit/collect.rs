@@ -1,0 +1,461 @@
+//! The control side of the tapes: turns recorded answers into lines of the audit log, and shows them to whoever follows
+//! the guests.
+
+use crossbeam_queue::ArrayQueue;
+use metadata_common::addresses::Connection;
+use metadata_common::maps::{MAX_SLOTS, Slot};
+use metadata_content::http::{Method, StatusCode};
+use metadata_content::store::{Datasource, Responses};
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::follow::FollowedGuests;
+use super::write::{AuditTarget, Writer};
+use super::{AuditConfig, AuditLine, TokenLine, write};
+
+/// Interval at which the tapes are emptied.
+pub const COLLECT_EVERY: Duration = Duration::from_millis(50);
+/// Maximum number of items that one collection takes from a tape. They delay the control loop by about 4 ms.
+pub const LINES_AT_ONCE: usize = CAPACITY;
+
+/// The identity and VM of a slot.
+#[derive(Debug)]
+struct SlotOwner {
+    port: String,
+    mac: String,
+    vm: Option<(String, String)>,
+}
+
+/// Lines by outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AuditCounts {
+    /// Written.
+    pub written: u64,
+    /// Omitted by sampling.
+    pub sampled: u64,
+    /// Dropped because the worker's tape or the writer's queue was full.
+    pub queue_full: u64,
+    /// Dropped because the file could not be written.
+    pub write_failed: u64,
+}
+
+/// Takes the answers that workers recorded. The tapes are on while there is an audit log or somebody follows guests.
+#[derive(Debug)]
+pub struct Collector {
+    tapes: Vec<TurnTape>,
+    log: Option<Log>,
+    following: Option<FollowedGuests>,
+}
+
+/// The audit log.
+#[derive(Debug)]
+struct Log {
+    who: HashMap<Slot, SlotOwner>,
+    writer: Writer,
+    queue_full: u64,
+}
+
+/// A tape, and its answers from a turn that has not ended.
+#[derive(Debug)]
+struct TurnTape {
+    tape: Arc<Tape>,
+    fresh: Vec<AuditEntry>,
+}
+
+impl Collector {
+    /// Makes a tape for each of `workers`, and opens the log if one is configured.
+    ///
+    /// # Errors
+    /// If the file cannot be opened, or the thread cannot be started.
+    pub fn open(config: &AuditConfig, workers: usize) -> anyhow::Result<Self> {
+        let writer = AuditTarget::of(config).map(Writer::start).transpose()?;
+        let log = writer.map(|writer| Log { who: HashMap::new(), writer, queue_full: 0 });
+        let reel = |_| TurnTape { tape: Tape::new(config.sample), fresh: Vec::new() };
+        let tapes: Vec<_> = (0..workers).map(reel).collect();
+        if log.is_some() {
+            tapes.iter().for_each(|reel| reel.tape.turn_on());
+        }
+        Ok(Self { tapes, log, following: None })
+    }
+
+    /// The tape of a worker.
+    #[must_use]
+    pub fn tape(&self, worker: usize) -> Option<Arc<Tape>> {
+        self.tapes.get(worker).map(|reel| Arc::clone(&reel.tape))
+    }
+
+    /// True while answers are recorded, and [`collect`](Self::collect) has to be called.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.log.is_some() || self.following.is_some()
+    }
+
+    /// True if there is an audit log.
+    #[must_use]
+    pub fn has_log(&self) -> bool {
+        self.log.is_some()
+    }
+
+    /// Follows the guests until [`FOLLOW_FOR`](super::follow::FOLLOW_FOR) after the last call.
+    pub fn follow(&mut self, now: Instant) -> &FollowedGuests {
+        self.collect(now);
+        if self.following.is_none() {
+            self.tapes.iter().for_each(|reel| reel.tape.turn_on());
+        }
+        let following = self.following.get_or_insert_with(|| FollowedGuests::new(now));
+        following.renew(now);
+        following
+    }
+
+    /// What guests have asked, while somebody follows them.
+    #[must_use]
+    pub fn following(&self) -> Option<&FollowedGuests> {
+        self.following.as_ref()
+    }
+
+    /// Assigns a slot to a guest, after it has made lines of the answers recorded for the former guest.
+    pub fn is_now(&mut self, slot: Slot, port: String, mac: String, vm: Option<(&str, &str)>) {
+        self.collect(Instant::now());
+        let vm = vm.map(|(owner, name)| (owner.to_owned(), name.to_owned()));
+        if let Some(log) = &mut self.log {
+            log.who.insert(slot, SlotOwner { port, mac, vm });
+        }
+    }
+
+    /// Takes all recorded answers: queues their lines for writing, and notes them for those who follow. Ends the
+    /// following if nobody has renewed it.
+    pub fn collect(&mut self, now: Instant) {
+        let Self { tapes, log, following } = self;
+        for reel in tapes {
+            let (mut chunk, mut lines) = (Vec::new(), 0);
+            reel.take(|entry, took| {
+                if let Some(following) = following.as_mut() {
+                    following.note(entry, took, now);
+                }
+                if let Some(log) = log.as_ref() {
+                    lines += line(entry, &log.who, took, &mut chunk);
+                }
+            });
+            if let Some(log) = log.as_mut().filter(|_| lines > 0)
+                && !log.writer.write(chunk, lines)
+            {
+                log.queue_full += lines;
+            }
+        }
+        if self.following.as_ref().is_some_and(|following| following.is_over(now)) {
+            self.following = None;
+            if self.log.is_none() {
+                self.tapes.iter_mut().for_each(TurnTape::stop);
+            }
+        }
+    }
+
+    /// Queues the line of a token that was signed.
+    pub fn token_signed(&mut self, line: &TokenLine<'_>) {
+        let Some(log) = &mut self.log else { return };
+        let mut chunk = Vec::new();
+        if write::write(&mut chunk, line).is_ok() {
+            chunk.push(b'\n');
+            log.queue_full += u64::from(!log.writer.write(chunk, 1));
+        }
+    }
+
+    /// Reopens the file, which may have been renamed.
+    pub fn reopen(&self) {
+        self.log.iter().for_each(|log| log.writer.reopen());
+    }
+
+    /// Lines by outcome; `None` without a log.
+    #[must_use]
+    pub fn counts(&self) -> Option<AuditCounts> {
+        let log = self.log.as_ref()?;
+        let (written, write_failed) = log.writer.counts();
+        let tapes = || self.tapes.iter().map(|reel| &reel.tape);
+        Some(AuditCounts {
+            written,
+            sampled: tapes().map(|tape| tape.left_out()).sum(),
+            queue_full: log.queue_full + tapes().map(|tape| tape.dropped()).sum::<u64>(),
+            write_failed,
+        })
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        self.collect(Instant::now());
+    }
+}
+
+impl TurnTape {
+    /// Turns the tape off. Drops what is left, which keeps responses of VMs in memory.
+    fn stop(&mut self) {
+        self.tape.turn_off();
+        self.fresh.clear();
+        while self.tape.pop().is_some() {}
+    }
+
+    /// Takes the recorded answers whose turn is over, with their durations.
+    fn take(&mut self, mut each: impl FnMut(&AuditEntry, Duration)) {
+        let Self { tape, fresh } = self;
+        for _ in 0..LINES_AT_ONCE {
+            match tape.pop() {
+                None => break,
+                Some(Item::Answer(entry)) if entry.took.is_zero() => fresh.push(entry),
+                Some(Item::Answer(entry)) => each(&entry, entry.took),
+                Some(Item::Turn(turn)) => fresh.drain(..).for_each(|entry| each(&entry, turn)),
+            }
+        }
+        // The tape had no room for the end of the turn, so its duration is unknown.
+        if fresh.len() >= LINES_AT_ONCE {
+            fresh.drain(..).for_each(|entry| each(&entry, Duration::ZERO));
+        }
+    }
+}
+
+/// Appends the line of an answer; returns the number of lines appended.
+fn line(entry: &AuditEntry, who: &HashMap<Slot, SlotOwner>, took: Duration, out: &mut Vec<u8>) -> u64 {
+    let seconds = i64::try_from(entry.unix_seconds).unwrap_or_default();
+    let time = OffsetDateTime::from_unix_timestamp(seconds).ok().and_then(|at| at.format(&Rfc3339).ok());
+    let who = who.get(&entry.slot);
+    let known = who.and_then(|who| who.vm.as_ref());
+    let owner = entry.responses.as_ref().map(|responses| &*responses.vm().owner);
+    let vm = owner.or(known.map(|(owner, _)| owner.as_str()));
+    let endpoint = |(address, port)| std::net::SocketAddr::new(address, port).to_string();
+    let line = AuditLine {
+        time: time.as_deref().unwrap_or_default(),
+        vm,
+        // `who` names the slot's current guest, which may not be the one that was answered.
+        name: known.filter(|(owner, _)| Some(owner.as_str()) == vm).map(|(_, name)| name.as_str()),
+        port: who.map(|who| who.port.as_str()),
+        mac: who.map(|who| who.mac.as_str()),
+        client: &endpoint(entry.remote),
+        server: &endpoint(entry.local),
+        dialect: entry.datasource.label(),
+        method: entry.method.as_str(),
+        path: Some(entry.path.as_str()).filter(|path| !path.is_empty()),
+        status: entry.status.0,
+        bytes: entry.bytes,
+        us: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+        sampled: entry.sampled,
+    };
+    let before = out.len();
+    if write::write(out, &line).is_err() {
+        out.truncate(before);
+        return 0;
+    }
+    out.push(b'\n');
+    1
+}
+
+// A bounded, lock-free queue from a worker to the control side, without allocation on the worker's side.
+
+/// Capacity of a tape: about 50 ms of lines at the highest load, in 1 MiB.
+pub const CAPACITY: usize = 4_096;
+/// Part of the capacity that is reserved for errors.
+pub const RESERVED: usize = CAPACITY / 8;
+/// Number of queued items at which sampling of successful answers begins.
+const LOADED: usize = CAPACITY / 2;
+/// Longest path kept, in bytes.
+pub const PATH_MAX: usize = 120;
+
+/// An answer for the audit log.
+#[derive(Debug)]
+pub(crate) struct AuditEntry {
+    pub(crate) slot: Slot,
+    pub(crate) unix_seconds: u64,
+    pub(crate) local: (IpAddr, u16),
+    pub(crate) remote: (IpAddr, u16),
+    /// Duration of the wait; zero for an answer in the turn that received the request.
+    pub(crate) took: Duration,
+    pub(crate) method: Method,
+    pub(crate) path: Path,
+    pub(crate) datasource: Datasource,
+    pub(crate) status: StatusCode,
+    pub(crate) bytes: u64,
+    /// The VM's responses. They name the right VM even if the slot is reused before the line is written.
+    pub(crate) responses: Option<Arc<Responses>>,
+    /// Set when the entry is recorded: the number of answers it stands for.
+    pub(crate) sampled: u32,
+}
+
+impl AuditEntry {
+    /// Sets slot, endpoints and time; the other fields are empty.
+    pub(crate) fn of(connection: &Connection, unix_seconds: u64) -> Self {
+        let Connection { slot, local, remote } = *connection;
+        Self {
+            slot,
+            unix_seconds,
+            local,
+            remote,
+            took: Duration::ZERO,
+            method: Method::Other,
+            path: Path::default(),
+            datasource: Datasource::NONE,
+            status: StatusCode(0),
+            bytes: 0,
+            responses: None,
+            sampled: 1,
+        }
+    }
+}
+
+/// The beginning of a path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Path {
+    bytes: [u8; PATH_MAX],
+    length: u8,
+}
+
+impl Default for Path {
+    fn default() -> Self {
+        Self { bytes: [0; PATH_MAX], length: 0 }
+    }
+}
+
+impl Path {
+    /// The path of a request target as sent. Scheme, authority and query are left out, because they may hold secrets.
+    pub(crate) fn of(target: &str) -> Self {
+        let target = match target.split_once("://") {
+            Some((_, rest)) => rest.find(['/', '?']).map_or("", |at| &rest[at..]),
+            None => target,
+        };
+        let end = target.find(['?', '#']).unwrap_or(target.len());
+        let end = target[..end].floor_char_boundary(PATH_MAX);
+        let mut path = Self { length: u8::try_from(end).unwrap_or_default(), ..Self::default() };
+        path.bytes[..end].copy_from_slice(&target.as_bytes()[..end]);
+        path
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..self.length.into()]).unwrap_or_default()
+    }
+}
+
+/// An item of a worker's tape, in order.
+#[derive(Debug)]
+pub(super) enum Item {
+    Answer(AuditEntry),
+    /// Duration of a turn that answered requests it received.
+    Turn(Duration),
+}
+
+/// The tape of one worker. While it is off, which it is at first, it keeps nothing and has no memory.
+#[derive(Debug)]
+pub struct Tape {
+    is_on: AtomicBool,
+    /// Made when the tape is first turned on.
+    room: OnceLock<TapeRoom>,
+    sample: u32,
+    /// Answers without a wait were recorded since the end of the last turn.
+    fresh: AtomicBool,
+    dropped: AtomicU64,
+    left_out: AtomicU64,
+}
+
+#[derive(Debug)]
+struct TapeRoom {
+    items: ArrayQueue<Item>,
+    /// Per slot: successful answers under load, modulo `sample`.
+    counts: Box<[AtomicU16]>,
+}
+
+impl Tape {
+    /// An empty tape that is off. Under load, one in `sample` answers is recorded.
+    #[must_use]
+    pub fn new(sample: u32) -> Arc<Self> {
+        Arc::new(Self {
+            is_on: AtomicBool::new(false),
+            room: OnceLock::new(),
+            sample: sample.max(1),
+            fresh: AtomicBool::new(false),
+            dropped: AtomicU64::new(0),
+            left_out: AtomicU64::new(0),
+        })
+    }
+
+    /// Records answers from now on. Allocates on the first call.
+    pub fn turn_on(&self) {
+        self.room.get_or_init(|| TapeRoom {
+            items: ArrayQueue::new(CAPACITY),
+            counts: (0..MAX_SLOTS).map(|_| AtomicU16::new(0)).collect(),
+        });
+        // Relaxed: the worker may see it a turn late, and `room` has its own synchronisation.
+        self.is_on.store(true, Ordering::Relaxed);
+    }
+
+    /// Records no further answers.
+    pub fn turn_off(&self) {
+        self.is_on.store(false, Ordering::Relaxed);
+    }
+
+    /// True if answers are recorded.
+    #[inline]
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
+    /// Records an answer if there is room. Never waits. Only the worker calls it.
+    pub(crate) fn note(&self, mut entry: AuditEntry) {
+        let Some(TapeRoom { items, counts }) = self.room.get() else { return };
+        let (waiting, is_good) = (items.len(), entry.status < StatusCode(400));
+        if is_good && waiting >= LOADED && self.sample > 1 {
+            if !self.is_next(counts, entry.slot) {
+                return count(&self.left_out);
+            }
+            entry.sampled = self.sample;
+        }
+        let has_room = !is_good || waiting < CAPACITY - RESERVED;
+        let fresh = entry.took.is_zero();
+        if !has_room || items.push(Item::Answer(entry)).is_err() {
+            return count(&self.dropped);
+        }
+        if fresh {
+            self.fresh.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Called after each turn of the worker with its duration.
+    pub(crate) fn turned(&self, turn: Duration) {
+        if self.fresh.load(Ordering::Relaxed) {
+            self.fresh.store(false, Ordering::Relaxed);
+            if let Some(room) = self.room.get() {
+                // If there is no room, the answers get the duration of the next turn that is recorded.
+                let _ = room.items.push(Item::Turn(turn));
+            }
+        }
+    }
+
+    /// True for one in `sample` answers of a slot.
+    fn is_next(&self, counts: &[AtomicU16], slot: Slot) -> bool {
+        let Some(count) = usize::try_from(slot).ok().and_then(|slot| counts.get(slot)) else {
+            return true;
+        };
+        let seen = count.load(Ordering::Relaxed);
+        let sample = u16::try_from(self.sample).unwrap_or(u16::MAX);
+        count.store((seen + 1) % sample, Ordering::Relaxed);
+        seen == 0
+    }
+
+    pub(super) fn pop(&self) -> Option<Item> {
+        self.room.get()?.items.pop()
+    }
+
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn left_out(&self) -> u64 {
+        self.left_out.load(Ordering::Relaxed)
+    }
+}
+
+/// Adds one. Only the owning thread may call it.
+fn count(counter: &AtomicU64) {
+    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
