@@ -14,9 +14,9 @@ use metadata_common::run::SOCKET;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{self, ApiProblem, Instance, InstanceVm, Name};
 use metadata_control::status::{
-    AgentStatus, ApiServer, ExpectedMac, FailedReads, FailedRequests, GuestState, GuestStatus, GuestWay,
-    InstanceState, IssuerState, MacMismatch, PortState, PortStatus, Proxmox, RecentWarning, RefusedRecord,
-    ShadowedRecord, SharedUuid, WorkerStatus,
+    AgentStatus, ExpectedMac, FailedReads, GuestState, GuestStatus, GuestWay, InstanceState, IssuerState,
+    MacMismatch, PortState, PortStatus, RecentWarning, RefusedRecord, ShadowedRecord, SharedUuid,
+    SourceStatus, WorkerStatus,
 };
 use metadata_control::top::{DropCount, SeenRequest, Top, VmPage, VmRow};
 use metadata_control::trace::wire::{self, TraceLine};
@@ -91,20 +91,17 @@ fn status() -> AgentStatus {
         }],
         shared_uuids: vec![SharedUuid { uuid: text(), records: vec![text()], unlisted: 1 }],
         shadowed: vec![ShadowedRecord { record: text(), by: text() }],
-        api_server: Some(ApiServer {
-            failing: Some(FailedRequests { since: 1.0, kind: text(), reason: text() }),
-            ..ApiServer::default()
-        }),
+        sources: vec![SourceStatus {
+            reads: text(),
+            failing: Some(FailedReads { since: 1.0, kind: text(), reason: text() }),
+            notes: vec![text()],
+            ..SourceStatus::default()
+        }],
         identity: Some(IssuerState {
             issuer: text(),
             algorithm: text(),
             signs: Some(text()),
             ..IssuerState::default()
-        }),
-        proxmox: Some(Proxmox {
-            directory: "/d".into(),
-            failing: Some(FailedReads { since: 1.0, reason: text() }),
-            ..Proxmox::default()
         }),
         lately: vec![RecentWarning { level: text(), ago: 1.0, times: 2, text: text() }],
         counters: [(HOSTILE.to_owned(), 1)].into(),

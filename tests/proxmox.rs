@@ -221,7 +221,7 @@ fn vms_are_served_while_the_clusters_file_system_is_away() {
     let moved = |from: &Path, to: &Path| fs::rename(from, to).expect("moved");
     moved(&there, &away);
     let is_told = || {
-        let told = node.status()?.proxmox.context("a section")?.failing;
+        let told = node.status()?.sources.pop().context("a section")?.failing;
         told.context("no failure").map(|_| ())
     };
     eventually(NOTICE, is_told).expect("status tells of it");

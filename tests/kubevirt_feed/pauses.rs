@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_feed::contact::FailureStreak;
 use metadata_feed::kubevirt::{self, WatchPacing};
+use metadata_feed::source::FailureStreak;
 use serde_json::json;
 use support::apiserver::{ApiServer, Manner};
 use support::pod::Kubelet;

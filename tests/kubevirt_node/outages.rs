@@ -46,23 +46,24 @@ fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
     assert!(!agent.log().contains("ERROR"), "the outage is logged only as a warning:\n{}", agent.log());
     // The open watches end first, then no connection is accepted.
     wait_for(&agent, "connections are refused", || {
-        let server = node.status().expect("a status").api_server.expect("an API server");
+        let server = node.status().expect("a status").sources.pop().expect("an API server");
         ensure!(server.failing.as_ref().is_some_and(|failing| failing.kind == "refused"), "{server:?}");
         Ok(())
     });
     let away = node.status().expect("a status");
     let trouble = "requests to the API server have failed for";
     assert!(away.troubles.iter().any(|line| line.starts_with(trouble)), "{:?}", away.troubles);
-    assert_eq!(metric(&agent, "xdp_imds_api_server_failing", &[]), 1.0);
+    assert_eq!(metric(&agent, "xdp_imds_source_failing", &[("source", "kubevirt")]), 1.0);
     wait_for(&agent, "refusals are counted", || {
-        let refused = metric(&agent, "xdp_imds_api_server_failures_total", &[("kind", "refused")]);
+        let refused =
+            metric(&agent, "xdp_imds_source_failures_total", &[("source", "kubevirt"), ("kind", "refused")]);
         ensure!(refused >= 2.0, "{refused}");
         Ok(())
     });
-    let silence = metric(&agent, "xdp_imds_api_server_silence_seconds", &[]);
+    let silence = metric(&agent, "xdp_imds_source_silence_seconds", &[("source", "kubevirt")]);
     wait_for(&agent, "silence grows", || {
         ensure!(
-            metric(&agent, "xdp_imds_api_server_silence_seconds", &[]) > silence,
+            metric(&agent, "xdp_imds_source_silence_seconds", &[("source", "kubevirt")]) > silence,
             "the metric does not grow"
         );
         Ok(())
@@ -88,7 +89,7 @@ fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
     });
     assert!(times_logged(&agent, "the API server's history is gone") >= 1, "{}", agent.log());
     let back = node.status().expect("a status");
-    let server = back.api_server.expect("the API server");
+    let server = back.sources.first().expect("the API server").clone();
     assert!(
         server.answered.is_some() && server.failing.is_none() && server.failures["gone"] >= 1,
         "{server:?}"
