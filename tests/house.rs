@@ -8,6 +8,8 @@
 mod imports;
 #[path = "house/names.rs"]
 mod names;
+#[path = "house/registered.rs"]
+mod registered;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
