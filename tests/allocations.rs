@@ -25,8 +25,8 @@ use metadata_user::agent::Health;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::pattern::stack;
+use support::question;
 use support::raw::{Raw, Reply, Segment};
-use support::typical;
 use support::wire::at;
 
 #[global_allocator]
@@ -139,7 +139,7 @@ fn a_connection_that_fetches_a_rendered_document_allocates_nothing_between_syn_a
 
 /// A slot with a typical record, rendered.
 fn typical_guest() -> Arc<OnDemand> {
-    let record = typical::record(0, None);
+    let record = question::typical_record(0, None);
     let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
     let mailboxes = Mailboxes::in_memory(Outbox::detached());
     let vm = VmState::of(

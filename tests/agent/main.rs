@@ -3,7 +3,6 @@
 mod faults;
 mod least_privilege;
 mod outlives_the_agent;
-mod record_memory;
 mod registering;
 mod reload;
 mod secrets;

@@ -8,13 +8,12 @@ use std::time::Duration;
 use anyhow::ensure;
 use serde_json::{Value, json};
 use support::agent::{self, Agent, PortArgument};
-use support::books::total;
 use support::eventually::eventually;
+use support::exposition::total;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::Host;
-use support::privileged;
-use support::process;
 use support::record::{Identity, replace};
+use support::{privileged, process};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Length of an answer that takes its reader some time, in bytes.

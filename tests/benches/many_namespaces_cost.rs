@@ -3,7 +3,7 @@
 //! Needs root, and the agent built with `--release`. Measures the kernel's memory, and the time until all guests have
 //! their first answer after a first start, in a takeover, and after `kill -9` and a restart. Asserts nothing.
 
-#[path = "../steering/many_namespaces/node.rs"]
+#[path = "../steering/ports_come_and_go/node.rs"]
 mod node;
 
 use anyhow::Result;

@@ -1,7 +1,7 @@
 //! The memory per VM and the rate at which records are rendered:
 //! `cargo bench -p xdp-imds-tests --bench render_cost`.
 //!
-//! The VMs are [`support::typical`]. The first VM also allocates what all VMs share; each further one adds only its own
+//! The VMs are [`support::question`]. The first VM also allocates what all VMs share; each further one adds only its own
 //! memory. The bench fails above [`MOST_PER_VM`], or if `record_memory` counts less than is allocated.
 //!
 //! `-- --json` prints each line of the table as JSON. `-- 64 256` sets the numbers of VMs in the measurements by size
@@ -24,7 +24,7 @@ use metadata_feed::memory_budget::Weight;
 use metadata_state::mailboxes::Mailboxes;
 use serde_json::json;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
-use support::typical;
+use support::question;
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -64,7 +64,7 @@ struct Load<'a> {
 
 impl Load<'_> {
     fn record(&self, number: u32) -> String {
-        let mut record = typical::record(number, self.dialects);
+        let mut record = question::typical_record(number, self.dialects);
         let Some(bytes) = self.user_data else { return record.to_string() };
         let mut rng = fastrand::Rng::with_seed(number.into());
         let text: Vec<u8> = match self.binary {

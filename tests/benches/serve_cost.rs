@@ -18,7 +18,7 @@ use metadata_content::token::Keyring;
 use metadata_datapath::stack::{ConnectionAction, Exchange as _, Service as _};
 use metadata_serve::MetadataService;
 use metadata_state::mailboxes::Mailboxes;
-use support::typical;
+use support::question;
 use support::wire::at;
 
 /// Approximate number of requests in one measurement.
@@ -42,7 +42,7 @@ fn content(guests: u32) -> Arc<OnDemand> {
     let (keyring, mut interner) = (Arc::new(Keyring::ephemeral()), Interner::new());
     let mailboxes = Mailboxes::in_memory(Outbox::detached());
     for slot in 0..guests {
-        let mut record = typical::record(slot, None);
+        let mut record = question::typical_record(slot, None);
         record["serve"]["limits"] = serde_json::json!({ "rps": 1_000_000, "burst": 1_000_000 });
         let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
         let vm = VmState::of(

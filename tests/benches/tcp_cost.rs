@@ -20,10 +20,9 @@ use metadata_datapath::stack::{Stack, StackConfig, Transmit};
 use metadata_serve::MetadataService;
 use metadata_state::mailboxes::Mailboxes;
 use smoltcp::wire::TcpControl;
-use support::checksum;
 use support::raw::Segment;
-use support::typical;
 use support::wire::at;
+use support::{checksum, question};
 
 const ROUNDS: u32 = 40;
 const GET: &[u8] = b"GET /v1/meta-data HTTP/1.1\r\nHost: 169.254.169.254\r\nUser-Agent: Cloud-Init/25.1\r\n\
@@ -139,7 +138,7 @@ fn contents(guests: u32) -> [Arc<OnDemand>; 2] {
     let (keyring, mut interner) = (Arc::new(Keyring::ephemeral()), Interner::new());
     let mailboxes = Mailboxes::in_memory(Outbox::detached());
     for slot in 0..guests {
-        let mut record = typical::record(slot, None);
+        let mut record = question::typical_record(slot, None);
         record["serve"]["limits"] = serde_json::json!({ "rps": 1_000_000, "burst": 1_000_000 });
         let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
         let vm = VmState::of(

@@ -10,7 +10,7 @@ use std::time::Duration;
 use support::agent::{Agent, PortArgument};
 use support::guest::{Guest, METADATA, NIC, Spec};
 use support::host::Host;
-use support::libraries::Libraries;
+use support::inside::Libraries;
 use support::privileged;
 use support::record::{Identity, replace};
 

@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use metadata_base::addresses;
 use support::agent::{self, Agent, Metrics, PortArgument, STEERED};
-use support::books;
 use support::guest::{Guest, NIC, Route, Spec};
 use support::host::{self, BRIDGE, EchoServer, Host};
 use support::netns::Namespace;
-use support::privileged;
 use support::record::Identity;
+use support::{exposition, privileged};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Long enough for three neighbour requests of the guest (at 0, 1 and 2 s), or three SYNs.
@@ -155,7 +154,7 @@ fn every_default_address_is_served_by_a_classifier_from_another_namespace() {
         let asked = (frames(&agent, "steer_arp"), frames(&agent, "steer_neighbour"));
         let due = if route == Route::OnLink { (4, 5) } else { (0, 0) };
         assert!(asked.0 >= due.0 && asked.1 >= due.1, "{route:?}: {asked:?}");
-        books::balance(&agent, 0).expect("every frame is accounted for");
+        exposition::balance(&agent, 0).expect("every frame is accounted for");
         assert!(
             frames(&agent, "ring_delivered") >= frames(&agent, STEERED),
             "every frame came through the ring"

@@ -12,10 +12,9 @@ use metadata_content::record::Record;
 use metadata_content::store::{Endpoint, Host, Interner, RequestLimit, Responses, Route, Store, VmState};
 use metadata_datapath::stack::{Stack, StackConfig};
 use metadata_serve::{MetadataService, PUT_HOLD};
-use support::client::{Client, Habits};
 use support::pattern::{Answered, Pattern, responses, stack};
 use support::record::Identity;
-use support::wire::{Faults, World};
+use support::wire::{Client, Faults, Habits, World};
 
 const SOON: Duration = Duration::from_secs(1);
 

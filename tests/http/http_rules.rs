@@ -6,9 +6,8 @@
 use std::time::Duration;
 
 use metadata_datapath::stack::StackConfig;
-use support::client::{Client, Habits};
 use support::pattern::{Answered, responses, stack};
-use support::wire::{Faults, World};
+use support::wire::{Client, Faults, Habits, World};
 
 /// Time within which any answer arrives.
 const SOON: Duration = Duration::from_secs(1);

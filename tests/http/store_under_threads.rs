@@ -128,7 +128,7 @@ fn contents(content: &OnDemand, slot: u32) -> Holds {
 
 #[test]
 fn without_threads_the_table_behaves_like_a_plain_list() {
-    let mut random = fastrand::Rng::with_seed(seed::seed());
+    let mut random = fastrand::Rng::with_seed(seed());
     let script = Script::draw(&mut random, Rendered::OnDemand);
     let content = OnDemand::new(Store::new(SLOTS));
     let mut at = [0; SLOTS as usize];
@@ -154,7 +154,7 @@ fn readers_find_the_current_and_complete_responses_of_a_slots_vm() {
 }
 
 fn readers_agree_with_the_script(when: Rendered) {
-    let mut random = fastrand::Rng::with_seed(seed::seed());
+    let mut random = fastrand::Rng::with_seed(seed());
     let script = Script::draw(&mut random, when);
     let content = OnDemand::new(Store::new(SLOTS));
     let begun: [AtomicUsize; SLOTS as usize] = Default::default();
@@ -209,7 +209,7 @@ fn readers_agree_with_the_script(when: Rendered) {
 #[test]
 fn changes_of_its_record_do_not_reset_the_request_limit_of_a_slot() {
     const SECONDS: u64 = 20;
-    let mut random = fastrand::Rng::with_seed(seed::seed());
+    let mut random = fastrand::Rng::with_seed(seed());
     let script = Script::draw(&mut random, Rendered::InAdvance);
     for _ in 0..20 {
         let store = Store::new(SLOTS);

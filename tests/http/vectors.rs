@@ -17,10 +17,9 @@ use metadata_datapath::stack::{Stack, StackConfig};
 use metadata_serve::MetadataService;
 use metadata_state::mailboxes::Mailboxes;
 use serde_json::{Value, json};
-use support::client::{Client, Habits};
 use support::pattern::Answered;
 use support::vectors::{self, Ask, Asked, GUEST, Saved};
-use support::wire::{Faults, World};
+use support::wire::{Client, Faults, Habits, World};
 
 const MORE: &str = include_str!("../vectors/more.jsonl");
 /// Requests whose answers are signed. Instead of a signature the answer has what is signed.

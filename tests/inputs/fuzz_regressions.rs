@@ -1,26 +1,26 @@
 //! Every parser of untrusted input keeps its laws on every seed of the fuzz corpora and on mutated seeds.
 
-#[path = "../fuzz/laws/answer.rs"]
+#[path = "../fuzz/fuzz_targets/answer.rs"]
 mod answer;
-#[path = "../fuzz/laws/classify.rs"]
+#[path = "../fuzz/fuzz_targets/classify.rs"]
 mod classify;
-#[path = "../fuzz/laws/config.rs"]
+#[path = "../fuzz/fuzz_targets/config.rs"]
 mod config;
-#[path = "../fuzz/laws/frames.rs"]
+#[path = "../fuzz/fuzz_targets/frames.rs"]
 mod frames;
-#[path = "../fuzz/laws/http.rs"]
+#[path = "../fuzz/fuzz_targets/http.rs"]
 mod http;
-#[path = "../fuzz/laws/identity.rs"]
+#[path = "../fuzz/fuzz_targets/identity.rs"]
 mod identity;
-#[path = "../fuzz/laws/record.rs"]
+#[path = "../fuzz/fuzz_targets/record.rs"]
 mod record;
-#[path = "../fuzz/laws/router.rs"]
+#[path = "../fuzz/fuzz_targets/router.rs"]
 mod router;
-#[path = "../fuzz/laws/segments.rs"]
+#[path = "../fuzz/fuzz_targets/segments.rs"]
 mod segments;
-#[path = "../fuzz/laws/snapshot.rs"]
+#[path = "../fuzz/fuzz_targets/snapshot.rs"]
 mod snapshot;
-#[path = "../fuzz/laws/token.rs"]
+#[path = "../fuzz/fuzz_targets/token.rs"]
 mod token;
 
 use std::collections::{BTreeMap, HashSet};
@@ -127,7 +127,7 @@ fn every_corpus_keeps_its_laws() {
 fn mutated_seeds_keep_the_laws() {
     let _alone = alone();
     const MOST_MUTATIONS: usize = 6;
-    let mut random = fastrand::Rng::with_seed(seed::seed());
+    let mut random = fastrand::Rng::with_seed(seed());
     for (target, law, rounds) in TARGETS {
         let corpus: Vec<_> = corpus(target).into_values().collect();
         for _ in 0..rounds {

@@ -115,7 +115,7 @@ fn every_parser_takes_memory_and_steps_in_proportion_to_its_input() {
 #[test]
 fn random_texts_cost_what_they_weigh_too() {
     let _alone = alone();
-    let mut random = Rng::with_seed(seed::seed());
+    let mut random = Rng::with_seed(seed());
     let inputs = std::env::var(INPUTS).map_or(USUAL, |text| text.parse().expect("a number of inputs"));
     let all: Vec<_> = shapes().collect();
     for (number, target) in (0..inputs).zip(TARGETS.iter().cycle()) {

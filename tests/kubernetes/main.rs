@@ -5,5 +5,4 @@ mod kubevirt_feed;
 mod kubevirt_imds_compat;
 mod kubevirt_node;
 mod manifests;
-mod published_schemas;
 mod quiet_in_pods;

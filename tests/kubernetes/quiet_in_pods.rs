@@ -3,15 +3,14 @@
 use anyhow::ensure;
 use std::time::Duration;
 use support::agent::{self, Agent, PortArgument};
-use support::books;
 use support::bpffs::Bpffs;
 use support::eventually::eventually;
 use support::guest::{Guest, Spec};
 use support::host::Host;
 use support::netns::Namespace;
-use support::privileged;
 use support::record::Identity;
 use support::tap::Shape;
+use support::{exposition, privileged};
 
 const PATH: &str = "/v1/meta-data";
 /// Longest wait for something that must happen; only a failing test waits this long.
@@ -82,9 +81,9 @@ fn xdp_is_detached_from_a_quiet_guest_and_attached_when_it_boots() {
     node.assert_gets_own();
     let taken = frames(&agent, "ring_delivered");
     assert!(taken > 0, "the first frames of a quiet guest must arrive through the ring");
-    books::balance(&agent, 0).expect("every frame is accounted for");
+    exposition::balance(&agent, 0).expect("every frame is accounted for");
     node.wait_for_xdp(true, PATIENCE, || (0..8).for_each(|_| node.assert_gets_own()));
-    books::balance(&agent, 0).expect("every frame is accounted for");
+    exposition::balance(&agent, 0).expect("every frame is accounted for");
     assert_eq!(frames(&agent, "ring_drop_"), 0);
 }
 

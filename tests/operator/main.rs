@@ -3,9 +3,6 @@
 mod command_line;
 mod doctor;
 mod first_day;
-mod manual_pages;
 mod printing;
-mod seeing;
 mod top;
-mod top_page;
 mod trace;

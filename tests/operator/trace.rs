@@ -20,10 +20,9 @@ use support::eventually::eventually;
 use support::frames::{self, SERVED_V4};
 use support::guest::{Guest, Spec};
 use support::host::Host;
-use support::privileged;
-use support::process;
 use support::record::{self, Identity};
 use support::tap::Shape;
+use support::{privileged, process};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const REQUEST: Duration = Duration::from_secs(10);

@@ -1,7 +1,6 @@
 //! The agent serves the VMs of a Proxmox VE node from their configurations, while these come, change and go.
 
 mod fleet;
-mod seat;
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -15,20 +14,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use fleet::{STORAGE, Vm, fleet};
+use fleet::{STORAGE, Seat, Vm, fleet};
 use metadata_control::status::{AgentStatus, PortState};
 use rustix::mount::{MountFlags, UnmountFlags};
-use seat::Seat;
 use support::agent::{self, Agent};
 use support::cloudinit::{CloudInit, Release};
 use support::eventually::eventually;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::{self, Host};
 use support::netns::Namespace;
-use support::privileged;
 use support::record::{Identity, replace};
-use support::seed::seed;
 use support::tap::{Shape, Tap};
+use support::{privileged, seed};
 
 /// Longest wait for the agent to notice a change.
 const NOTICE: Duration = Duration::from_secs(30);

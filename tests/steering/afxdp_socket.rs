@@ -19,9 +19,8 @@ use smoltcp::time::Instant as SmolInstant;
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 use support::netns::Namespace;
-use support::privileged;
-use support::seed::seed;
 use support::tap::{Shape, Tap};
+use support::{privileged, seed};
 
 const OBJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 /// Upper bound on each wait; far longer than any step takes.

@@ -9,6 +9,7 @@ use metadata_common::mac::Mac;
 use metadata_common::verdict::Fate;
 use metadata_common::wire::{arp, ethernet};
 use support::agent::{self, Agent, Sample};
+use support::arena::Witness;
 use support::eventually::eventually;
 use support::frames::{self, SERVED_V4};
 use support::guest::{Guest, Spec};
@@ -17,7 +18,6 @@ use support::netns::Namespace;
 use support::privileged;
 use support::record::{Identity, replace};
 use support::tap::{Shape, Tap};
-use support::witness::Witness;
 
 /// Bound on the time the agent takes to notice a change.
 const NOTICE: Duration = Duration::from_secs(15);

@@ -16,7 +16,7 @@ use metadata_datapath::stack::StackConfig;
 use metadata_steer::probe::{Feature, features};
 use smoltcp::wire::TcpControl;
 use support::frames::{self, Both, GATEWAY, GUEST, NEXT_HOP, SERVED_V4, SERVED_V6, SOLICITED};
-use support::ledger::Book;
+use support::kernel::Book;
 use support::prog_test::{
     KEY, LOOPBACK, Outcome, Programs, XDP_DROP, XDP_REDIRECT, XDP_TX, in_empty_namespace,
 };
@@ -300,7 +300,7 @@ fn the_kernel_and_the_policy_agree_on_mutated_segments() {
     if !privileged::or_skip() {
         return;
     }
-    let mut random = fastrand::Rng::with_seed(seed::seed());
+    let mut random = fastrand::Rng::with_seed(seed());
     in_empty_namespace(|| {
         let mut programs = node();
         let book = Book::default();

@@ -9,10 +9,9 @@ use metadata_common::cookie::Flow;
 use metadata_datapath::stack::{DRAIN_LIMIT, ServedFlows, Stack, StackConfig, Transmit};
 use metadata_serve::MetadataService;
 use smoltcp::wire::TcpControl::{Fin, None as Bare};
-use support::client::{CLIENT, Client, Habits, SERVICE};
 use support::pattern::{Answered, Pattern, bytes, responses, stack};
 use support::raw::{ACK, Raw, Segment};
-use support::wire::{Faults, Rng, World, at};
+use support::wire::{CLIENT, Client, Faults, Habits, Rng, SERVICE, World, at};
 
 const SOON: Duration = Duration::from_secs(1);
 const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n";

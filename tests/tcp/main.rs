@@ -10,7 +10,6 @@ mod tcp_hop_limit;
 mod tcp_kernel;
 mod tcp_limits;
 mod tcp_long;
-mod tcp_read_ahead;
 mod tcp_scripts;
 mod tcp_segments;
 mod tcp_waiting;

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use metadata_datapath::guest_devices::GuestDevices;
 use metadata_datapath::stack::{AckLedger, NARROW_FOR, Service, StackConfig};
-use support::client::{Client, Habits};
 use support::pattern::{bytes, responses, stack};
-use support::wire::{Faults, World};
+use support::wire::{Client, Faults, Habits, World};
 
 const BODY: usize = 64 * 1024;
 /// If a fifth of all frames is lost in each direction, retransmissions occasionally back off up to a minute.

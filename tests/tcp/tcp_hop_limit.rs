@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use metadata_base::addresses;
 use metadata_datapath::stack::{PIECES_PER_CONNECTION, StackConfig};
-use support::client::{CLIENT_V6, Client, Habits, SERVICE};
 use support::raw::{Raw, Reply, SYN_ACK, Segment};
 use support::toy::{self, NEAR, Toy};
-use support::wire::{Faults, World};
+use support::wire::{CLIENT_V6, Client, Faults, Habits, SERVICE, World};
 
 const USUAL: u8 = 64;
 
@@ -21,7 +20,7 @@ fn config() -> StackConfig {
 
 /// Addresses of the service and the guest, for both IP families.
 fn families() -> [(IpAddr, IpAddr); 2] {
-    let v4 = (IpAddr::from(SERVICE), IpAddr::from(support::client::CLIENT));
+    let v4 = (IpAddr::from(SERVICE), IpAddr::from(support::wire::CLIENT));
     [v4, (addresses::METADATA_LINK_LOCAL.into(), CLIENT_V6.into())]
 }
 

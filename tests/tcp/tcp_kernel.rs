@@ -7,11 +7,10 @@ use metadata_common::maps::AllSent;
 use metadata_datapath::stack::{Stack, StackConfig};
 use metadata_serve::MetadataService;
 use smoltcp::wire::TcpControl::Fin;
-use support::client::{Client, Habits};
 use support::kernel::{Board, Kernel};
 use support::pattern::{Pattern, bytes, responses};
 use support::raw::{ACK, FIN_ACK, Raw, Reply, SYN_ACK, Segment};
-use support::wire::{Faults, Sent, World};
+use support::wire::{Client, Faults, Habits, Sent, World};
 
 const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n";
 const GET_AND_CLOSE: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";

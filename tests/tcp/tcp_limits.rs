@@ -14,10 +14,9 @@ use metadata_serve::{Answer, AnswerOrigin, AnswerSource, MetadataService};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use smoltcp::wire::{Icmpv4Packet, Icmpv4Repr, Ipv4Packet, Ipv4Repr};
-use support::checksum;
 use support::pattern::{Pattern, stack};
 use support::raw::{FIN_ACK, Raw, Reply, SYN_ACK, Segment};
-use support::toy;
+use support::{checksum, toy};
 
 fn raw(config: StackConfig) -> Raw<MetadataService<Pattern>> {
     let (stack, _) = stack(config);

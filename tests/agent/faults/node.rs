@@ -1,20 +1,25 @@
 //! A node with two guests, a state directory of its own file system, and what was acknowledged to the guests.
 
+use anyhow::{Context as _, Result, ensure};
+use metadata_content::token::{CLOCK_BACK_SECONDS, Keyring, TokenKeys, TokenKind};
+use metadata_control::status::{AgentStatus, StatusRequest, ask};
+use metadata_state::token_file;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::{Value, json};
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-
-use anyhow::{Context as _, Result, ensure};
-use metadata_control::status::{AgentStatus, StatusRequest, ask};
-use serde_json::{Value, json};
 use support::agent::{self, Agent, PortArgument};
 use support::bpffs::Bpffs;
 use support::guest::{Guest, Spec};
 use support::host::Host;
 use support::netns::run;
+use support::objects::detach_pinned;
+use support::process::signal;
 use support::record::{Identity, replace};
+use support::seed;
 use tempfile::TempDir;
 
 /// Longest wait for something that must happen; only a failing test waits this long.
@@ -167,5 +172,190 @@ impl Node {
         let own = &self.guests[guest].identity().instance_id;
         ensure!(status == 200 && text.contains(own.as_str()), "guest {guest} got {status}: {text}");
         Ok(())
+    }
+}
+
+// The faults, each of which begins and ends.
+
+/// A fault of the node that passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The file system of the state directory is full (ENOSPC).
+    FullDisk,
+    /// The file system of the state directory is read-only (EROFS).
+    ReadOnlyDisk,
+    /// The agent gets no more descriptors (EMFILE).
+    NoDescriptors,
+    /// The agent is stopped (SIGSTOP).
+    Stopped,
+    /// The bpffs is read-only.
+    ReadOnlyBpffs,
+    /// Somebody has detached the programs of all ports.
+    DetachedLinks,
+}
+
+impl Fault {
+    /// All faults.
+    pub(crate) const ALL: [Self; 6] = [
+        Self::FullDisk,
+        Self::ReadOnlyDisk,
+        Self::NoDescriptors,
+        Self::Stopped,
+        Self::ReadOnlyBpffs,
+        Self::DetachedLinks,
+    ];
+
+    /// Whether guests are answered while it lasts.
+    pub(crate) fn answers(self) -> bool {
+        !matches!(self, Self::Stopped | Self::DetachedLinks)
+    }
+
+    /// Whether what guests write stays off the disk while it lasts.
+    pub(crate) fn blocks_writes(self) -> bool {
+        matches!(self, Self::FullDisk | Self::ReadOnlyDisk)
+    }
+
+    /// Begins the fault for the agent with this process id.
+    pub(crate) fn begin(self, node: &Node, pid: u32) -> Result<Begun> {
+        let process = Pid::from_raw(i32::try_from(pid)?);
+        Ok(match self {
+            Self::FullDisk => Begun::Filler(node.fill()?),
+            Self::ReadOnlyDisk => remounted(node.state().to_owned())?,
+            Self::ReadOnlyBpffs => remounted(node.bpffs.path().to_owned())?,
+            Self::NoDescriptors => {
+                let open = fs::read_dir(format!("/proc/{pid}/fd"))?.count() as u64;
+                let limits = rustix::process::getrlimit(Resource::Nofile);
+                let lower = Rlimit { current: Some(open), maximum: limits.maximum };
+                Begun::Limit(process, prlimit(process, Resource::Nofile, lower)?)
+            }
+            Self::Stopped => {
+                signal(pid, libc::SIGSTOP)?;
+                Begun::Stopped(pid)
+            }
+            Self::DetachedLinks => {
+                for link in node.bpffs.port_links() {
+                    let path = node.bpffs.pins().join("v1/links").join(link);
+                    detach_pinned(&path)?;
+                }
+                Begun::Detached(pid)
+            }
+        })
+    }
+}
+
+fn remounted(path: PathBuf) -> Result<Begun> {
+    run(Command::new("mount").args(["-o", "remount,ro"]).arg(&path))?;
+    Ok(Begun::ReadOnly(path))
+}
+
+/// A fault that lasts. It ends on drop.
+pub(crate) enum Begun {
+    Filler(PathBuf),
+    ReadOnly(PathBuf),
+    Limit(Option<Pid>, Rlimit),
+    Stopped(u32),
+    Detached(u32),
+}
+
+impl Begun {
+    fn end(&self) -> Result<()> {
+        match self {
+            Self::Filler(path) => fs::remove_file(path).context("the filler")?,
+            Self::ReadOnly(path) => _ = run(Command::new("mount").args(["-o", "remount,rw"]).arg(path))?,
+            // The agent may have ended meanwhile.
+            Self::Limit(process, limit) => _ = prlimit(*process, Resource::Nofile, *limit),
+            Self::Stopped(pid) => _ = signal(*pid, libc::SIGCONT),
+            // Begins a comparison at once, instead of within a minute.
+            Self::Detached(pid) => _ = signal(*pid, libc::SIGHUP),
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            eprintln!("a fault does not end: {error:#}");
+        }
+    }
+}
+
+// The node's clock jumps. The agent reads it in three places, and each gets the time as a number: tokens, the age of
+// keys, and requests. A test cannot change the clock of the machine, so these are given the steps.
+
+const VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+const NOW: u64 = 1_790_000_000;
+const HOUR: u64 = 3_600;
+const YEAR: u64 = 365 * 86_400;
+const MONTH: Duration = Duration::from_secs(30 * 86_400);
+const KINDS: [TokenKind; 3] = [TokenKind::Aws, TokenKind::AliYun, TokenKind::Akamai];
+
+#[test]
+fn tokens_stay_valid_over_small_steps_of_the_clock() {
+    let keyring = Keyring::ephemeral();
+    let mut rng = fastrand::Rng::with_seed(seed());
+    for round in 0..10_000 {
+        let kind = KINDS[rng.usize(..KINDS.len())];
+        let ttl = kind.longest_ttl_seconds();
+        let token = keyring.mint(kind, VM, ttl, NOW);
+        let back = rng.u64(0..=CLOCK_BACK_SECONDS);
+        let ahead = rng.u64(0..u64::from(ttl));
+        for now in [NOW - back, NOW + ahead] {
+            assert!(keyring.verify(kind, VM, token.as_bytes(), now), "round {round}: {kind:?} at {now}");
+        }
+    }
+}
+
+#[test]
+fn a_token_or_key_made_while_the_clock_was_years_ahead_is_not_used_for_years() {
+    let room = tempfile::tempdir().expect("a directory");
+    let path = room.path().join("token.key");
+    for kind in KINDS {
+        let ahead = token_file::open(&path, NOW + YEAR).expect("keys");
+        let token = ahead.mint(kind, VM, 600, NOW + YEAR);
+        assert!(ahead.verify(kind, VM, token.as_bytes(), NOW + YEAR));
+        assert!(!ahead.verify(kind, VM, token.as_bytes(), NOW), "{kind:?}: the token outlives the step");
+        assert!(
+            token_file::rotate_if_older(&ahead, &path, MONTH, NOW).expect("rotated"),
+            "{kind:?}: the key stays"
+        );
+        let fresh = ahead.mint(kind, VM, 600, NOW);
+        assert!(ahead.verify(kind, VM, fresh.as_bytes(), NOW), "{kind:?}: no token works after the step");
+        fs::remove_file(&path).expect("removed");
+    }
+}
+
+#[test]
+fn a_former_key_is_not_accepted_for_years_after_the_clock_stepped_back() {
+    let stolen = Keyring::with(TokenKeys::new(NOW));
+    let keyring = Keyring::with(stolen.keys().rotated(NOW + YEAR));
+    let token = stolen.mint(TokenKind::Aws, VM, 600, NOW);
+    assert!(!keyring.verify(TokenKind::Aws, VM, token.as_bytes(), NOW), "the former key is accepted");
+}
+
+#[test]
+fn any_walk_of_the_clock_leaves_keys_that_work_and_rotate() {
+    let room = tempfile::tempdir().expect("a directory");
+    let path = room.path().join("token.key");
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let mut now = NOW;
+    let keyring = token_file::open(&path, now).expect("keys");
+    for step in 0..400 {
+        let by = match rng.u8(..4) {
+            0 => rng.u64(..10),
+            1 => rng.u64(..HOUR),
+            2 => rng.u64(..MONTH.as_secs() * 2),
+            _ => rng.u64(..20 * YEAR),
+        };
+        now = if rng.bool() { now.saturating_add(by) } else { now.saturating_sub(by) };
+        token_file::rotate_if_older(&keyring, &path, MONTH, now)
+            .unwrap_or_else(|error| panic!("step {step}: {error}"));
+        assert!(!keyring.keys().older_than(MONTH, now), "step {step}: an old key stays at {now}");
+        let again = token_file::open(&path, now).expect("keys");
+        for kind in KINDS {
+            let token = keyring.mint(kind, VM, 60, now);
+            assert!(keyring.verify(kind, VM, token.as_bytes(), now), "step {step}: {kind:?} at {now}");
+            assert!(again.verify(kind, VM, token.as_bytes(), now), "step {step}: {kind:?} is not on disk");
+        }
     }
 }

@@ -9,7 +9,7 @@ use metadata_common::wire::{arp, ethernet, ipv4, ipv6, neighbour, protocol, snap
 use support::arena::Case;
 use support::frames::{self, OTHER_V4, OTHER_V6, SERVED_V4, SERVED_V6, SOLICITED, with};
 
-use super::make::{
+use super::node::{
     altered, datagram6, frame, mac, served_v4, served_v6, syn, syn6, to_all_v4, to_all_v6, v4, v6,
     with_options,
 };

@@ -5,14 +5,12 @@ use std::collections::BTreeSet;
 use anyhow::{Context as _, Result, ensure};
 use metadata_content::http::Method;
 use support::agent::PortArgument;
-use support::books;
-use support::privileged;
 use support::question::Question;
 use support::station::Station;
 use support::tap::Shape;
-use support::vectors;
+use support::{exposition, privileged, vectors};
 
-use super::vm::{Marks, Node, SPY, VICTIM, Vm, ask, tokens};
+use super::{Marks, Node, SPY, VICTIM, Vm, ask, tokens};
 
 /// MACs in the paths of the vectors, and their NICs.
 const IN_PATHS: [(&str, u8); 2] = [("52:54:00:12:34:56", 0), ("52:54:00:12:34:57", 1)];
@@ -201,7 +199,7 @@ fn no_claim_in_any_dialect_gets_an_byte_of_another_vm() {
             }
         }
     }
-    books::balance(&agent, 0).expect("every frame is accounted for");
+    exposition::balance(&agent, 0).expect("every frame is accounted for");
 }
 
 /// The victim's marks and derived ids. Also checks that the victim's own answers contain them in most dialects.

@@ -10,18 +10,13 @@ use metadata_content::mailbox::{ATTRIBUTE_BYTES, ATTRIBUTES_BYTES_PER_VM, ATTRIB
 use support::agent::Agent;
 use support::answers::PATHS;
 use support::arena::{ATTACKER, Arena, Scene, serves};
-use support::books;
 use support::eventually::eventually;
-use support::mob::Mob;
-use support::privileged;
 use support::record::Identity;
-use support::station::{Station, Talk, answer};
+use support::station::{Mob, Station, Talk, answer};
 use support::tap::Shape;
+use support::{exposition, privileged};
 
-use super::Attack;
-use super::RECOVERY;
-use super::SERVICE;
-use super::withstand;
+use super::{Attack, RECOVERY, SERVICE, withstand};
 
 /// Longest time to send an oversized request and receive its answer on a busy machine.
 const MOST: Duration = Duration::from_secs(60);
@@ -379,7 +374,7 @@ fn requests_held_for_a_missing_record_cost_only_their_sender() {
     identity.write(scene.records(), 1).expect("a record for the attacker");
     let attacker = &mut arena.attacker;
     eventually(MOST, || serves(&identity, attacker, PATHS[0])).expect("the attacker gets its own record");
-    books::balance(&arena.agent, 0).expect("every frame is accounted for");
+    exposition::balance(&arena.agent, 0).expect("every frame is accounted for");
 }
 
 /// Sends twice as many requests as a port may have connections; every held request must get 503 at its timeout.

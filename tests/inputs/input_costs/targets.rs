@@ -6,15 +6,14 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use metadata_content::dialect;
 use metadata_content::http::Method;
 use metadata_content::mailbox::Mailbox;
-use metadata_content::parser;
 use metadata_content::record::identity::Audience;
 use metadata_content::record::{Credential, Record, RecordLimits, is_network_config, is_network_data};
 use metadata_content::sink::Outbox;
 use metadata_content::store::{Interner, VmState};
 use metadata_content::token::Keyring;
+use metadata_content::{dialect, parser};
 use metadata_feed::kubevirt::translate::{VolumeFiles, translate as translate_vmi};
 use metadata_feed::kubevirt::{self, Vmi};
 use metadata_feed::libvirt::domain::{LibvirtDomain, TapNames};

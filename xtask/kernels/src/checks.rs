@@ -55,10 +55,10 @@ pub(crate) const ALL: &[Check] = &[
         "verdicts",
         "steering",
         &[
-            "verdicts::policy::every_named_frame_gets_its_verdict",
-            "verdicts::ports::port_and_mac_together_identify_a_guest",
-            "verdicts::hub::answers_leave_the_hub_for_the_guest_they_are_stamped_with",
-            "verdicts::stubs::programs_behind_a_stub_give_the_same_verdicts_in_their_namespace",
+            "verdicts::every_named_frame_gets_its_verdict",
+            "verdicts::port_and_mac_together_identify_a_guest",
+            "verdicts::answers_leave_the_hub_for_the_guest_they_are_stamped_with",
+            "verdicts::programs_behind_a_stub_give_the_same_verdicts_in_their_namespace",
         ],
     ),
     check(
@@ -92,16 +92,16 @@ pub(crate) const ALL: &[Check] = &[
         ],
     ),
     check("IPv6", "guests", &["every_address::every_default_address_is_served_on_link"]).short(),
-    check("64 KiB", "guests", &["lossy_guest::large_user_data_passes_a_tap_with_a_smaller_mtu_than_the_guests_nic"]),
+    check("64 KiB", "guests", &["long_answers::large_user_data_passes_a_tap_with_a_smaller_mtu_than_the_guests_nic"]),
     check("long frames", "guests", &["long_answers::a_large_answer_takes_few_frames_over_either_family_and_any_tap"])
         .needs_tcx(),
     check(
         "namespaces",
         "steering",
         &[
-            "identity::a_port_in_another_namespace_is_served_like_a_local_one",
-            "identity::ports_of_equal_index_in_two_namespaces_are_distinct",
-            "inherited::a_port_in_another_namespace_is_inherited",
+            "modes::a_port_in_another_namespace_is_served_like_a_local_one",
+            "modes::ports_of_equal_index_in_two_namespaces_are_distinct",
+            "life::a_port_in_another_namespace_is_inherited",
         ],
     ),
     check(
@@ -136,13 +136,13 @@ pub(crate) const ALL: &[Check] = &[
     check(
         "takeover",
         "agent",
-        &["takeover::connections::long_connections_finish_at_their_agent_and_their_writes_survive"],
+        &["takeover::long_connections_finish_at_their_agent_and_their_writes_survive"],
     )
     .short(),
     check(
         "takeover with tcx",
         "agent",
-        &["takeover::connections::long_connections_of_a_pod_with_classifiers_finish_and_their_writes_survive"],
+        &["takeover::long_connections_of_a_pod_with_classifiers_finish_and_their_writes_survive"],
     )
     .needs_tcx(),
     check(
@@ -191,8 +191,8 @@ pub(crate) const ALL: &[Check] = &[
         "full rings",
         "guests",
         &[
-            "full_rings::a_fin_dropped_by_a_full_ring_is_resent_when_the_guest_repeats_its_own",
-            "full_rings::a_fin_dropped_by_a_full_ring_of_vhost_net_is_resent_when_the_guest_repeats_its_own",
+            "answers_on_a_tap::a_fin_dropped_by_a_full_ring_is_resent_when_the_guest_repeats_its_own",
+            "answers_on_a_tap::a_fin_dropped_by_a_full_ring_of_vhost_net_is_resent_when_the_guest_repeats_its_own",
         ],
     ),
     check(
