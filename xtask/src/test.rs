@@ -12,7 +12,7 @@ pub(crate) struct Args {
     /// Fail if a privileged test is skipped or none runs (the default when CI=true)
     #[arg(long)]
     require_privileged: bool,
-    /// Further arguments for `cargo test`, for example `--test boot_storm -- --nocapture`
+    /// Further arguments for `cargo test`, for example `--test guests boot_storm -- --nocapture`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
 }

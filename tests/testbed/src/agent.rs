@@ -429,7 +429,7 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    use super::{Metrics, PortArgument, VERSION, fresh};
+    use super::{VERSION, Metrics, PortArgument, fresh};
     use crate::process::write_script;
     use metadata_common::mac::Mac;
     use std::fs;

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 #[derive(Debug)]
 pub(crate) struct Programs {
     pub(crate) agent: PathBuf,
-    /// Test programs by the name of their file in `tests/`.
+    /// Test programs by the name of their directory in `tests/`.
     pub(crate) tests: Vec<(String, PathBuf)>,
 }
 

@@ -100,7 +100,7 @@ fn file_name(object: &str) -> String {
 fn prove(top: &Path, objects: &Path) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut test = Command::new(cargo);
-    test.args(["test", "--package", "xdp-imds-tests", "--test", "verdicts"]).current_dir(top);
+    test.args(["test", "--package", "xdp-imds-tests", "--test", "steering", "verdicts::"]).current_dir(top);
     test.env("XDP_IMDS_OBJECTS", objects).env("XDP_IMDS_REQUIRE_PRIVILEGED", "1");
     toolchain::run(&mut test)
 }

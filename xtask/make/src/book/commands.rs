@@ -47,9 +47,9 @@ fn refused(words: &[&str], programs: &Programs) -> Result<Option<String>> {
         let own = if rest.starts_with(IN_LAB) { rest.len().min(IN_LAB.len() + 1) } else { rest.len() };
         return help(&programs.xtask, &rest[..own]);
     }
-    // `cargo test` and `cargo bench` name a file of `tests/`, which must be registered.
+    // `cargo test` and `cargo bench` name a program, which must be registered.
     let named = words.windows(2).find(|pair| matches!(pair[0], "--test" | "--bench")).map(|pair| pair[1]);
-    let known = statements::registered()?;
+    let known = statements::programs()?;
     Ok(named
         .filter(|name| *name != "NAME" && !known.contains(*name))
         .map(|name| format!("tests/Cargo.toml has no {name}")))

@@ -10,17 +10,25 @@ use std::path::{Path, PathBuf};
 /// The pages with tables whose last column names tests.
 const TABLES: [&str; 2] = ["docs/src/design/promises.md", "docs/src/design/threats.md"];
 
-/// Returns the tests and benches registered in `tests/Cargo.toml`, and the tests of programs.
-pub(super) fn registered() -> Result<BTreeSet<String>> {
-    let mut of_programs = Vec::new();
-    for directory in PROGRAM_TESTS {
-        markdown::collect(Path::new(directory), "rs", &mut of_programs)?;
-    }
-    let of_programs = of_programs.iter().filter_map(|path| path.file_stem()?.to_str());
+/// Returns the programs of tests and benches that `tests/Cargo.toml` registers.
+pub(super) fn programs() -> Result<BTreeSet<String>> {
     let manifest =
         fs::read_to_string(shell::top().join("tests/Cargo.toml")).context("cannot read tests/Cargo.toml")?;
     let names = manifest.lines().filter_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
-    Ok(names.chain(of_programs).map(str::to_owned).collect())
+    Ok(names.map(str::to_owned).collect())
+}
+
+/// Returns the programs and their files: `tests/PROGRAM/FILE.rs`. `house` makes sure that each file is part of one.
+fn files() -> Result<BTreeSet<String>> {
+    let mut known = programs()?;
+    let mut of_programs = Vec::new();
+    for directory in known.iter().map(|name| format!("tests/{name}")).chain(PROGRAM_TESTS.map(Into::into)) {
+        if shell::top().join(&directory).is_dir() {
+            markdown::collect(Path::new(&directory), "rs", &mut of_programs)?;
+        }
+    }
+    known.extend(of_programs.iter().filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())));
+    Ok(known)
 }
 
 /// The directories with tests of programs, which are not registered one by one.
@@ -45,7 +53,7 @@ enum Kind {
 
 /// Finds references to tests that do not exist, and statements that no test has as its name.
 pub(super) fn findings(pages: &[Page], code: &Code) -> Result<Vec<String>> {
-    let known = registered()?;
+    let known = files()?;
     let mut tests = sources("tests")?;
     for directory in PROGRAM_TESTS {
         tests.extend(sources(directory)?);
@@ -88,7 +96,9 @@ fn missing(
     let texts: Vec<&str> = match kind {
         Kind::Test if !known.contains(subject) => {
             let programs = PROGRAM_TESTS.join(" nor ");
-            return vec![format!("neither tests/Cargo.toml nor {programs} has a test {subject}")];
+            return vec![format!(
+                "neither a program of tests/Cargo.toml nor {programs} has a file {subject}"
+            )];
         }
         Kind::Test | Kind::Law => {
             tests.iter().filter(|(path, _)| own(path)).map(|(_, text)| text.as_str()).collect()

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// The agent's capabilities. `tests/least_privilege.rs` proves that it needs them.
+/// The agent's capabilities. `tests/agent/least_privilege.rs` proves that it needs them.
 const CAPABILITIES: [&str; 7] =
     ["NET_ADMIN", "NET_RAW", "BPF", "SYS_ADMIN", "IPC_LOCK", "SYS_PTRACE", "DAC_READ_SEARCH"];
 
