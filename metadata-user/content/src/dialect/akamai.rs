@@ -16,14 +16,15 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::addresses::{IpVersion, given, known, labels, public_keys};
+use super::record_values::{IpVersion, given, known, labels, public_keys};
 use super::route_builder::{JSON, RouteBuilder, TEXT};
+use super::tokens::{self, UNPROXIED};
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Method, Request, Response, StatusCode};
 use crate::record::vm::Payload;
 use crate::record::{self, Record, Role};
-use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 use crate::token::TokenKind;
 
 pub(super) static DIALECT: Description = Description::new(
@@ -42,19 +43,12 @@ pub(super) static DIALECT: Description = Description::new(
 const TOKEN: &str = "Metadata-Token";
 const EXPIRY: &str = "Metadata-Token-Expiry-Seconds";
 
-static HAS_TOKEN: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
-    let condition = Condition::TokenNeeded { name: TOKEN, kind: TokenKind::Akamai };
-    [RequestGuard { condition, otherwise: Response::error(StatusCode(401), &[]) }]
-});
-
-static NOT_FORWARDED: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
-    let condition = Condition::HeaderAbsent { name: "X-Forwarded-For" };
-    [RequestGuard { condition, otherwise: Response::error(StatusCode(403), &[]) }]
-});
+static HAS_TOKEN: LazyLock<[RequestGuard; 1]> =
+    LazyLock::new(|| [tokens::required(TOKEN, TokenKind::Akamai)]);
 
 fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let mint = SessionTokenIssuer { hop_limit: record.serve.hop_limit.get() };
-    sheet.live("/v1/token", Methods::of(&[Method::Put]), &*NOT_FORWARDED, mint);
+    sheet.live("/v1/token", Methods::of(&[Method::Put]), &*UNPROXIED, mint);
     for (path, document) in [
         ("/v1/instance", instance(record)),
         ("/v1/network", network(record)),
@@ -62,8 +56,9 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     ] {
         let mut lines = String::new();
         flatten("", &document, &mut lines);
-        let forms = Forms { text: sheet.found(TEXT, lines), json: sheet.json(&document) };
-        sheet.live(path, Methods::READ, &*HAS_TOKEN, forms);
+        let (text, json) = (sheet.found(TEXT, lines), sheet.json(&document));
+        let about = "the document as text, or as JSON if the request accepts it";
+        sheet.either(path, &*HAS_TOKEN, about, |call| accepts_json(call.request), json, text);
     }
     let user_data = match record.user_data.as_ref().map(Payload::bytes) {
         None => sheet.found(TEXT, ""),
@@ -179,24 +174,6 @@ fn accepts_json(request: &Request<'_>) -> bool {
         let kind = entry.split(|byte| *byte == b';').next().unwrap_or_default();
         kind.trim_ascii().eq_ignore_ascii_case(JSON.as_bytes())
     })
-}
-
-/// A document in both of its forms.
-#[derive(Debug)]
-struct Forms {
-    text: Response,
-    json: Response,
-}
-
-impl LiveRoute for Forms {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let form = if accepts_json(call.request) { &self.json } else { &self.text };
-        form.clone().into()
-    }
-
-    fn about(&self) -> &'static str {
-        "the document as text, or as JSON if the request accepts it"
-    }
 }
 
 /// Issues session tokens.

@@ -3,20 +3,25 @@
 //! The dialect has its own address. cloud-init gives up without a token, so its guests cannot use `imdsv2: off`
 //! (`cloudinit/sources/DataSourceAliYun.py`).
 
-mod signed;
+#[cfg(test)]
+mod tests;
 
-use std::sync::LazyLock;
-
+use bytes::Bytes;
 use serde_json::{Map, Value};
+use std::sync::{Arc, LazyLock};
 
 use super::document::{DocumentNode, JsonDocument, PartKind};
+use super::identity::{audience, signed};
 use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT};
+use super::tokens::UNPROXIED;
 use super::{AccessCondition, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};
+use crate::identity::{SigningRequest, VmIssuer};
+use crate::record;
 use crate::record::values::Cidr;
-use crate::record::{self, Imdsv2, Nic, Record};
-use crate::store::{Condition, Host, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
+use crate::record::{Dialect, Imdsv2, Nic, Record};
+use crate::store::{Host, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 use crate::token::TokenKind;
 
 pub(super) static DIALECT: Description = Description::new(
@@ -33,15 +38,13 @@ const TOKEN: &str = "X-aliyun-ecs-metadata-token";
 /// Header field with the requested lifetime of a token, in seconds.
 const TTL: &str = "X-aliyun-ecs-metadata-token-ttl-seconds";
 
-static REFUSED: LazyLock<Response> = LazyLock::new(|| Response::error(StatusCode(401), &[]));
-static OPTIONAL: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
-    let condition = Condition::TokenGood { name: TOKEN, kind: TokenKind::AliYun };
-    [RequestGuard { condition, otherwise: REFUSED.clone() }]
-});
-static REQUIRED: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
-    let condition = Condition::TokenNeeded { name: TOKEN, kind: TokenKind::AliYun };
-    [RequestGuard { condition, otherwise: REFUSED.clone() }]
-});
+static OPTIONAL: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| [tokens::optional(TOKEN, TokenKind::AliYun)]);
+static REQUIRED: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| [tokens::required(TOKEN, TokenKind::AliYun)]);
+/// The same, also for requests through a proxy.
+static OPTIONAL_UNPROXIED: LazyLock<[RequestGuard; 2]> =
+    LazyLock::new(|| [UNPROXIED[0].clone(), OPTIONAL[0].clone()]);
+static REQUIRED_UNPROXIED: LazyLock<[RequestGuard; 2]> =
+    LazyLock::new(|| [UNPROXIED[0].clone(), REQUIRED[0].clone()]);
 
 fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     sheet.at(Host::AliYun);
@@ -53,7 +56,7 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
         Imdsv2::Off => tokens::absent(sheet),
         _ => tokens::present(sheet, TokenKind::AliYun, TTL, record.serve.hop_limit.get()),
     }
-    let signs = signed::render(record, sheet, guards);
+    let signs = signed_document(record, sheet, guards);
     let listing = if signs {
         "dynamic\nmeta-data\nuser-data\nvendor-data"
     } else {
@@ -185,9 +188,7 @@ impl LiveRoute for Tree {
         if call.rest == "/all" {
             return Response::new(StatusCode(200), Some(JSON), &[], self.document.body()).into();
         }
-        let mut names = call.rest.split('/').filter(|name| !name.is_empty());
-        let node = names.try_fold(self.document.root(), |node, name| node.member(|member| member == name));
-        match node {
+        match self.document.at(call.rest) {
             Some(node) if node.form() == PartKind::Object => {
                 Response::new(StatusCode(200), Some(TEXT), &[], listing(node)).into()
             }
@@ -212,5 +213,95 @@ fn listing(node: DocumentNode<'_>) -> String {
     text
 }
 
-#[cfg(test)]
-mod tests;
+// `dynamic/instance-identity`: the identity document, and its signature by the operator's certificate.
+//
+// `pkcs7` does not have the document within. `audience=` becomes the document's last member, which the verifier adds
+// to its copy (<https://www.alibabacloud.com/help/en/ecs/user-guide/use-instance-identities>). The directory exists
+// only on a node with a certificate. The signature is refused through a proxy and does not leave the guest's first
+// hop.
+
+const IDENTITY_DIRECTORY: &str = "/latest/dynamic/instance-identity";
+
+static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| Response::error(StatusCode(400), &[]));
+
+/// Adds the directory; returns false on a node that signs no documents.
+fn signed_document(record: &Record, sheet: &mut RouteBuilder<'_>, guards: &'static [RequestGuard]) -> bool {
+    let serves = record.serve.serves(Dialect::AliYun);
+    let Some(issuer) = sheet.issuer().filter(|issuer| issuer.signs_documents() && serves).cloned() else {
+        return false;
+    };
+    let text: Bytes = identity_document(record).to_string().into();
+    let listings = [("/latest/dynamic", "instance-identity/"), (IDENTITY_DIRECTORY, "document\npkcs7")];
+    for (path, listing) in listings {
+        let response = sheet.found(TEXT, listing);
+        sheet.guarded(path, guards, response);
+    }
+    let response = sheet.found(TEXT, text.clone());
+    sheet.guarded(format!("{IDENTITY_DIRECTORY}/document"), guards, response);
+    let guards =
+        if record.serve.imdsv2 == Imdsv2::Required { &*REQUIRED_UNPROXIED } else { &*OPTIONAL_UNPROXIED };
+    sheet.live(
+        format!("{IDENTITY_DIRECTORY}/pkcs7"),
+        Methods::READ,
+        guards,
+        Signed { issuer, document: text },
+    );
+    true
+}
+
+fn identity_document(record: &Record) -> Value {
+    let mut document = json!({
+        "instance-id": record.ec2_id(),
+        "instance-type": record.instance_type(),
+        "owner-account-id": record.vm.project.account.as_str(),
+        "region-id": record.placement.region.as_str(),
+        "serial-number": record.unique_uuid(),
+        "zone-id": record.placement.zone.as_str(),
+    });
+    let nics = &record.network.nics;
+    if let Some(id) = record.ami_id() {
+        document["image-id"] = id.into();
+    }
+    if let Some(mac) = nics.iter().find(|nic| nic.is_physical()).and_then(|nic| nic.mac) {
+        document["mac"] = mac.to_string().into();
+    }
+    if let Some(cidr) = nics.first().and_then(|nic| nic.ipv4().next()) {
+        document["private-ipv4"] = cidr.address.to_string().into();
+    }
+    document
+}
+
+#[derive(Debug)]
+struct Signed {
+    issuer: Arc<VmIssuer>,
+    document: Bytes,
+}
+
+impl Signed {
+    /// Returns what a query wants to be signed; `None` if its audience is malformed.
+    fn wanted(&self, query: &str) -> Option<SigningRequest> {
+        if query.is_empty() {
+            return Some(SigningRequest::Detached { document: self.document.clone(), audience: None });
+        }
+        let audience = audience(query)?;
+        let mut text = self.document[..self.document.len() - 1].to_vec();
+        text.extend_from_slice(format!(",\"audience\":{}}}", Value::from(audience.as_str())).as_bytes());
+        Some(SigningRequest::Detached { document: text.into(), audience: Some(audience) })
+    }
+}
+
+impl LiveRoute for Signed {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
+        let Some(wanted) = self.wanted(call.request.target.query) else { return BAD_AUDIENCE.clone().into() };
+        signed(call, &self.issuer, &wanted)
+    }
+
+    fn lacks(&self, call: &LiveRequest<'_>) -> Option<(String, StatusCode)> {
+        let is_refused = self.wanted(call.request.target.query).is_none();
+        is_refused.then(|| ("no query, or `audience` with a value of its form".into(), StatusCode(400)))
+    }
+
+    fn about(&self) -> &'static str {
+        "the signature of the identity document by the operator's certificate"
+    }
+}

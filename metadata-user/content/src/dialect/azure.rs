@@ -8,8 +8,6 @@
 
 #[cfg(test)]
 mod agent_tests;
-mod attested;
-mod host_plugin;
 mod identity;
 mod wireserver;
 
@@ -167,7 +165,7 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     };
     sheet.live_below("/metadata/instance", Methods::READ, &*GUARDS, instance);
     if let Some(issuer) = sheet.issuer().filter(|issuer| issuer.signs_documents()).cloned() {
-        let attested = attested::AttestedDocuments::new(record, issuer);
+        let attested = identity::AttestedDocuments::new(record, issuer);
         sheet.live("/metadata/attested/document", Methods::READ, &*GUARDS, attested);
     }
     let identity = identity::Tokens::new(record, sheet.issuer());
@@ -175,7 +173,7 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     sheet.at(Host::Wireserver);
     wireserver::render(record, sheet);
     sheet.at(Host::HostPlugin);
-    host_plugin::render(sheet);
+    wireserver::render_host_plugin(sheet);
 }
 
 /// Serves `/metadata/instance` of one VM.
@@ -488,7 +486,7 @@ fn public_key(key: &SshKey, admin: &str) -> Value {
 
 /// Returns a NIC. Azure's clients do not support VLANs and bonds.
 fn interface(nic: &Nic) -> Option<Value> {
-    let mac = nic.mac.filter(|_| nic.vlan.is_none() && nic.bond.is_none())?;
+    let mac = nic.mac.filter(|_| nic.is_physical())?;
     let ipv4 = json!({ "ipAddress": entries(nic, true), "subnet": subnets(nic, true) });
     let mut ipv6 = json!({ "ipAddress": entries(nic, false) });
     let subnets = subnets(nic, false);

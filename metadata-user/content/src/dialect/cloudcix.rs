@@ -10,10 +10,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use super::addresses::public_keys;
-use super::nocloud_network::{Gateways, version_2};
+use super::network_config::{Gateways, version_2};
+use super::record_values::{payload_text, public_keys};
 use super::route_builder::{RouteBuilder, TEXT};
-use super::text::payload_text;
 use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::record::Record;

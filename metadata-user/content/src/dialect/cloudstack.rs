@@ -3,14 +3,13 @@
 //! `public-keys` is a leaf here and a directory on EC2, so `serve.date_tree` decides which tree the dated paths
 //! serve. The password server has its own port and always exists.
 
-use std::sync::LazyLock;
-
+use super::record_values::public_key_lines;
 use super::route_builder::{RouteBuilder, TEXT};
 use super::{Description, Mount, tokens};
 use crate::http::{Response, StatusCode};
 use crate::record::values::Secret;
 use crate::record::{DateTree, Record};
-use crate::store::{Host, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
+use crate::store::{Host, LiveOutcome, LiveRequest, LiveRoute, Methods};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/latest"), Mount::open("/").at(Host::Password)],
@@ -24,9 +23,6 @@ const REQUEST: &str = "DomU_Request";
 /// Request with which the guest confirms that it saved the password, and response once it has.
 const SAVED: &str = "saved_password";
 
-/// Refuses requests through a proxy. The password also requires the field [`REQUEST`].
-static GUARDS: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| [tokens::UNPROXIED.clone()]);
-
 fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     if record.serve.date_tree == DateTree::CloudStack {
         tree(record, sheet);
@@ -34,7 +30,8 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     }
     sheet.at(Host::Password);
     let password = record.admin.as_ref().and_then(|admin| admin.password.clone());
-    sheet.live_below("/", Methods::READ, &*GUARDS, PasswordServer { password });
+    // The password also requires the field `REQUEST`.
+    sheet.live_below("/", Methods::READ, &*tokens::UNPROXIED, PasswordServer { password });
 }
 
 /// Adds the flat tree. cloud-init fails without `availability-zone` and `instance-id`.
@@ -48,7 +45,6 @@ fn tree(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let first = record.network.nics.first();
     let local = first.and_then(|nic| nic.ipv4().next()).map(|cidr| cidr.address.to_string());
     let public = first.and_then(|nic| nic.public_ipv4().next()).map(|address| address.to_string());
-    let keys: Vec<&str> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
     let mut absent = Vec::new();
     let mut known = |path, text: Option<String>| match text {
         Some(text) => leaves.push((path, text)),
@@ -58,7 +54,7 @@ fn tree(record: &Record, sheet: &mut RouteBuilder<'_>) {
     known("/latest/meta-data/local-ipv4", local);
     known("/latest/meta-data/public-hostname", public.as_ref().map(|_| record.hostname.short.to_string()));
     known("/latest/meta-data/public-ipv4", public);
-    known("/latest/meta-data/public-keys", (!keys.is_empty()).then(|| keys.join("\n")));
+    known("/latest/meta-data/public-keys", Some(public_key_lines(record)).filter(|keys| !keys.is_empty()));
     leaves.push(("/latest/meta-data/service-offering", record.instance_type().to_owned()));
     leaves.push(("/latest/meta-data/vm-id", record.vm.uuid.to_string()));
 

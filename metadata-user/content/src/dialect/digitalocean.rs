@@ -14,13 +14,12 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 use std::time::Duration;
 
-use super::addresses::{
-    IpVersion, gateway, given, known, labels, netmask, network_of, only_ipv6, public_keys, resolvers,
-    role_name,
+use super::common::cloud_init;
+use super::record_values::{
+    IpVersion, gateway, given, known, labels, only_ipv6, payload_texts, public_keys, resolvers, role_name,
 };
 use super::route_builder::{BYTES, JSON, RouteBuilder};
-use super::text::payload_text;
-use super::{Description, Mount, client};
+use super::{Description, Mount};
 use crate::dialect::document::{DocumentNode, JsonDocument, PartKind};
 use crate::dialect::json::json;
 use crate::dialect::route_builder::TEXT;
@@ -41,7 +40,7 @@ const WHOLE: &str = "/metadata/v1.json";
 
 fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let mut document = document(record);
-    let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
+    let texts = payload_texts(record);
     let unread = texts.is_none();
     if let Some((user_data, vendor_data)) = texts {
         document["user_data"] = user_data.into();
@@ -59,7 +58,15 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
         } else {
             document["interfaces"] = known;
             let for_cloud_init = sheet.json(&document);
-            sheet.live(WHOLE, Methods::READ, &[], Whole { for_cloud_init, for_others });
+            let about = "the document; for cloud-init, without unknown gateways";
+            sheet.either(
+                WHOLE,
+                &[],
+                about,
+                |call| cloud_init(call.request).is_some(),
+                for_cloud_init,
+                for_others,
+            );
         }
     }
     for (paths, payload) in [
@@ -111,24 +118,6 @@ enum Reader {
     Other,
 }
 
-/// The document in two forms, for a record with an unknown gateway of a public NIC.
-#[derive(Debug)]
-struct Whole {
-    for_cloud_init: Response,
-    for_others: Response,
-}
-
-impl LiveRoute for Whole {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let is_cloud_init = client::cloud_init(call.request).is_some();
-        if is_cloud_init { &self.for_cloud_init } else { &self.for_others }.clone().into()
-    }
-
-    fn about(&self) -> &'static str {
-        "the document; for cloud-init, without unknown gateways"
-    }
-}
-
 /// Returns DigitalOcean's NICs by role. A role without NICs is absent, because clients read the first entry of each
 /// list without a check.
 fn interfaces(record: &Record, reader: Reader) -> Value {
@@ -151,7 +140,7 @@ fn interface(nic: &Nic, mac: NicMac, role: Role, reader: Reader) -> Value {
     if let Some((address, cidr)) = known(nic, IpVersion::V4).next() {
         interface["ipv4"] = json!({
             "ip_address": cidr.address.to_string(),
-            "netmask": netmask(cidr.prefix).to_string(),
+            "netmask": cidr.netmask().to_string(),
             "gateway": gateway(address, "0.0.0.0"),
         });
     }
@@ -194,7 +183,7 @@ fn upcloud_address(record: &Record, address: &Address) -> Value {
     });
     if let Some(cidr) = address.address {
         entry["address"] = cidr.address.to_string().into();
-        entry["network"] = network_of(cidr).to_string().into();
+        entry["network"] = cidr.network().to_string().into();
     }
     entry
 }

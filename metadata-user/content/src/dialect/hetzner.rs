@@ -13,11 +13,10 @@ use serde_json::{Map, Value};
 
 use std::time::Duration;
 
-use super::addresses::{IpVersion, gateway, given, known, network_of, public_keys, speaks};
-use super::document_tree::DocumentTree;
-use super::network_v1::{Resolvers, version_1};
+use super::document::DocumentTree;
+use super::network_config::{Resolvers, version_1};
+use super::record_values::{IpVersion, gateway, given, known, payload_text, public_keys, speaks};
 use super::route_builder::{RouteBuilder, YAML};
-use super::text::payload_text;
 use super::yaml;
 use super::{Description, Mount};
 use crate::dialect::json::json;
@@ -129,7 +128,7 @@ fn private_networks(record: &Record) -> Value {
             "network_name": nic.network_id.as_ref().map_or(nic.id.as_str(), |id| id.as_str()),
         });
         if let Some((address, cidr)) = addresses.next() {
-            let network = network_of(cidr).to_string();
+            let network = cidr.network().to_string();
             entry["ip"] = cidr.address.to_string().into();
             entry["gateway"] = gateway(address).into();
             entry["network"] = network.clone().into();

@@ -30,7 +30,7 @@ pub(super) const SIGN_WITHIN: Duration = Duration::from_secs(2);
 static GUARDS: LazyLock<[RequestGuard; 2]> = LazyLock::new(|| {
     let needed = Condition::HeaderIs { name: "Metadata", value: "true" };
     let missing = error(StatusCode(400), &[], "missing_header", "Metadata: true header is required");
-    [UNPROXIED.clone(), RequestGuard { condition: needed, otherwise: missing }]
+    [UNPROXIED[0].clone(), RequestGuard { condition: needed, otherwise: missing }]
 });
 
 static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| {
@@ -78,15 +78,13 @@ impl LiveRoute for Jwt {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let Some(issuer) = &call.vm.issuer else { return UNAVAILABLE.clone().into() };
         let Some(audience) = audience(call.request.target.query) else { return BAD_AUDIENCE.clone().into() };
-        match ask(call, issuer, &SigningRequest::token(&audience)) {
-            SigningOutcome::Token(token) => {
-                Response::new(StatusCode(200), Some(JWT), &[], token.text).within(issuer.hop_limit()).into()
-            }
-            SigningOutcome::Refused(TokenRefusal::Audience) => REFUSED.clone().into(),
-            SigningOutcome::Refused(TokenRefusal::TooMany) => TOO_MANY.clone().into(),
-            SigningOutcome::Refused(TokenRefusal::Unavailable) => UNAVAILABLE.clone().into(),
-            SigningOutcome::Wait(parked) => LiveOutcome::Park(parked),
-        }
+        let token = |token: IssuedToken| Response::new(StatusCode(200), Some(JWT), &[], token.text);
+        let refused = |why| match why {
+            TokenRefusal::Audience => REFUSED.clone(),
+            TokenRefusal::TooMany => TOO_MANY.clone(),
+            TokenRefusal::Unavailable => UNAVAILABLE.clone(),
+        };
+        issue(call, issuer, &SigningRequest::token(&audience), token, refused)
     }
 
     fn about(&self) -> &'static str {
@@ -102,17 +100,16 @@ static ASKS_LESS: LazyLock<Response> =
 
 /// Answers with a signed document as text: a signature in one line, PKCS#7 in lines as PEM has them.
 pub(super) fn signed(call: &LiveRequest<'_>, issuer: &Arc<VmIssuer>, wanted: &SigningRequest) -> LiveOutcome {
-    match ask(call, issuer, wanted) {
-        SigningOutcome::Token(token) => {
-            let text =
-                if let SigningRequest::Signature(_) = wanted { token.text } else { lines(&token.text) };
-            Response::new(StatusCode(200), Some(TEXT), &[], text).within(issuer.hop_limit()).into()
-        }
-        SigningOutcome::Refused(TokenRefusal::Audience) => FORBIDDEN.clone().into(),
-        SigningOutcome::Refused(TokenRefusal::TooMany) => ASKS_LESS.clone().into(),
-        SigningOutcome::Refused(TokenRefusal::Unavailable) => NOT_SIGNED.clone().into(),
-        SigningOutcome::Wait(parked) => LiveOutcome::Park(parked),
-    }
+    let document = |token: IssuedToken| {
+        let text = if let SigningRequest::Signature(_) = wanted { token.text } else { lines(&token.text) };
+        Response::new(StatusCode(200), Some(TEXT), &[], text)
+    };
+    let refused = |why| match why {
+        TokenRefusal::Audience => FORBIDDEN.clone(),
+        TokenRefusal::TooMany => ASKS_LESS.clone(),
+        TokenRefusal::Unavailable => NOT_SIGNED.clone(),
+    };
+    issue(call, issuer, wanted, document, refused)
 }
 
 /// Breaks base64 into lines. The last one has no line break.
@@ -120,31 +117,28 @@ fn lines(text: &[u8]) -> Bytes {
     text.chunks(LINE).collect::<Vec<_>>().join(&b'\n').into()
 }
 
-/// What a request gets from [`ask`].
-pub(super) enum SigningOutcome {
-    /// The token or document.
-    Token(IssuedToken),
-    /// Nothing.
-    Refused(TokenRefusal),
-    /// Nothing yet.
-    Wait(ParkedCall),
-}
-
-/// Asks for what a request of any dialect wants. A request that has waited for [`SIGN_WITHIN`] is refused.
-pub(super) fn ask(call: &LiveRequest<'_>, issuer: &Arc<VmIssuer>, wanted: &SigningRequest) -> SigningOutcome {
+/// Answers a request of any dialect by what it wants: with a token or document, which does not leave the guest's first
+/// hops, or with a refusal. Parks it until then; a request that has waited for [`SIGN_WITHIN`] is refused.
+pub(super) fn issue(
+    call: &LiveRequest<'_>,
+    issuer: &Arc<VmIssuer>,
+    wanted: &SigningRequest,
+    issued: impl FnOnce(IssuedToken) -> Response,
+    refused: impl FnOnce(TokenRefusal) -> Response,
+) -> LiveOutcome {
     let state = issuer.number();
     let has_waited = call.parked.is_some_and(|parked| parked.state == state);
     match issuer.ask_for(call.connection.slot, wanted, call.now, has_waited) {
-        IssuerResponse::Token(token) => SigningOutcome::Token(token),
-        IssuerResponse::Refused(refusal) => SigningOutcome::Refused(refusal),
+        IssuerResponse::Token(token) => issued(token).within(issuer.hop_limit()).into(),
+        IssuerResponse::Refused(refusal) => refused(refusal).into(),
         IssuerResponse::Wait => match call.parked {
             Some(parked) if parked.wait.is_ended() || parked.until <= call.now.mono => {
-                SigningOutcome::Refused(TokenRefusal::Unavailable)
+                refused(TokenRefusal::Unavailable).into()
             }
-            Some(parked) => SigningOutcome::Wait(ParkedCall { state, ..parked.clone() }),
+            Some(parked) => LiveOutcome::Park(ParkedCall { state, ..parked.clone() }),
             None => {
                 let (until, wait) = (call.now.mono + SIGN_WITHIN, call.vm.mailbox.wait());
-                SigningOutcome::Wait(ParkedCall { until, has_answer: false, state, wait })
+                LiveOutcome::Park(ParkedCall { until, has_answer: false, state, wait })
             }
         },
     }

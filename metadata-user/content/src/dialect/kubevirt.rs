@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use super::route_builder::{JSON, RouteBuilder};
+use super::tokens::UNPROXIED;
 use super::{AccessCondition, Description, Mount};
 use crate::http::{Response, StatusCode};
 use crate::record::Record;
@@ -24,10 +25,7 @@ pub(super) static DIALECT: Description = Description::new(
 static GUARDS: LazyLock<[RequestGuard; 2]> = LazyLock::new(|| {
     let missing = r#"{"error":"missing_header","message":"Metadata: true header is required"}"#;
     [
-        RequestGuard {
-            condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
-            otherwise: Response::error(StatusCode(403), &[]),
-        },
+        UNPROXIED[0].clone(),
         RequestGuard {
             condition: Condition::HeaderIs { name: "Metadata", value: "true" },
             otherwise: json(StatusCode(400), missing),
@@ -112,9 +110,8 @@ fn quoted(text: &str) -> serde_json::Value {
 mod tests {
     use serde_json::json;
 
-    use crate::dialect::tests::{NOW_UNIX, ask_with, full, parse, render};
+    use crate::dialect::tests::{NOW, ask_with, full, rendered};
     use crate::http::Method;
-    use crate::store::Interner;
 
     #[test]
     fn a_token_is_served_until_the_second_it_expires() {
@@ -122,14 +119,14 @@ mod tests {
             let time = time::OffsetDateTime::from_unix_timestamp(unix).expect("a time");
             time.format(&time::format_description::well_known::Rfc3339).expect("RFC 3339")
         };
-        let now = i64::try_from(NOW_UNIX).expect("this century");
+        let now = i64::try_from(NOW).expect("this century");
         for (expires, status, wanted) in [
             (expires(now + 1), 200, "\"token\":\"t\""),
             (expires(now), 500, "\"error\":\"token_unavailable\",\"message\":\"the token has expired\""),
         ] {
             let mut record = full();
             record["credentials"]["service_account"]["token"] = json!({"text": "t", "expires": expires});
-            let responses = render(&parse(&record), &mut Interner::new());
+            let responses = rendered(&record);
             let answer = ask_with(&responses, Method::Get, "/v1/token", &[("metadata", "True")], b"");
             assert_eq!(answer.status().0, status, "{expires}");
             let body = String::from_utf8(answer.body().to_bytes().to_vec()).expect("text");

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use percent_encoding::percent_decode;
 use sha2::{Digest as _, Sha256};
 
+use super::record_values::text_form;
 use super::route_builder::{BYTES, RouteBuilder, TEXT, YAML};
-use super::text::text_form;
 use super::{AccessCondition, Description, Mount};
 use crate::http::target::normalise;
 use crate::http::{Body, Headers, Method, Response, StatusCode};

@@ -6,26 +6,24 @@
 #[cfg(test)]
 mod tests;
 
-use super::addresses::public_keys;
-use super::network_v1::{Resolvers, version_1};
+use super::network_config::{Resolvers, version_1};
+use super::record_values::{payload_texts, public_keys};
 use super::route_builder::RouteBuilder;
-use super::text::payload_text;
 use super::{Description, Mount};
 use crate::dialect::json::json;
-use crate::record::{Nic, Record};
+use crate::record::Record;
 
 pub(super) static DIALECT: Description =
     Description::new(&[Mount::open("/api/v1/metadata")], "`DataSourceNWCS`", render);
 
 fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let given = |_, nic: &Nic| nic.vlan.is_none() && nic.bond.is_none();
-    let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
+    let texts = payload_texts(record);
     let whole = match texts {
         Some((user_data, vendor_data)) => sheet.json(&json!({
             "hostname": record.hostname.short.as_str(),
             "instance-id": record.vm.uuid.as_str(),
             "machine_type": record.instance_type(),
-            "network": version_1(&record.network, Resolvers::Subnets, given),
+            "network": version_1(&record.network, Resolvers::Subnets, |_, nic| nic.is_physical()),
             "public-keys": public_keys(record),
             "userdata": user_data,
             "vendordata": vendor_data,

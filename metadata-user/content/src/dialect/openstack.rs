@@ -4,30 +4,30 @@
 //! Every version has the newest documents; clients ignore unknown keys. Only the first version lacks the password.
 //! Absent documents are 404, absent vendor-data is `{}`; neither delays cloud-init.
 
-mod network;
 #[cfg(test)]
 mod tests;
 
-use std::sync::LazyLock;
+use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use std::time::Duration;
-
+use super::record_values::text_form;
 use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT};
-use super::text::text_form;
+use super::tokens::UNPROXIED;
 use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Method, Response, StatusCode};
 use crate::mailbox::PasswordRefused;
-use crate::record::network::NetworkMode;
-use crate::record::values::Secret;
-use crate::record::vm::Payload;
-use crate::record::{self, Record};
+use crate::record::network::{Address, AddressMethod, Network, NetworkMode, NicRoute};
+use crate::record::values::{Line, NicMac, Secret};
+use crate::record::vm::{Disk, Payload};
+use crate::record::{Dialect, Nic, Record};
 use crate::sink::MessageKind;
 use crate::store::path::OPENSTACK_VERSIONS;
-use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
+use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 
 /// EVE's guests read the same tree.
 pub(super) static DIALECT: Description = Description::new(
@@ -35,29 +35,22 @@ pub(super) static DIALECT: Description = Description::new(
     "cloud-init 22.4 booted; `DataSourceOpenStackLocal`",
     render,
 )
-.also_for(&[record::Dialect::Eve])
+.also_for(&[Dialect::Eve])
 .remark("eleven versions, with `password` and `content/`; also EC2's tree");
 
 /// Version without a password; Nova's Grizzly release added it.
 const WITHOUT_PASSWORD: &str = OPENSTACK_VERSIONS[0];
 
-/// Refuses requests through a proxy, because the answer contains a password.
-static DIRECT: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
-    [RequestGuard {
-        condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
-        otherwise: Response::error(StatusCode(403), &[]),
-    }]
-});
-
 fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     // A record that serves EVE alone has one version; EVE's guests request no other.
-    let versions = match record.serve.serves(record::Dialect::OpenStack) {
+    let versions = match record.serve.serves(Dialect::OpenStack) {
         true => format!("{}\nlatest", OPENSTACK_VERSIONS.join("\n")),
         false => "latest\n".to_owned(),
     };
     sheet.text("/openstack", versions);
     let meta_data = sheet.json(&meta_data(record));
-    let guards: &[RequestGuard] = if admin_password(record).is_some() { &*DIRECT } else { &[] };
+    // The answers contain a password.
+    let guards: &[RequestGuard] = if admin_password(record).is_some() { &*UNPROXIED } else { &[] };
     sheet.guarded("/openstack/latest/meta_data.json", guards, meta_data);
     if let Some(payload) = &record.user_data {
         let response = sheet.payload(payload);
@@ -75,7 +68,7 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
             Some(sheet.found(JSON, text.clone()))
         }
         Some(given) if record.network.mode == NetworkMode::Raw => Some(sheet.json(given)),
-        _ => network::network_data(record).map(|document| sheet.json(&document)),
+        _ => network_data(record).map(|document| sheet.json(&document)),
     };
     let has_network = network.is_some();
     if let Some(response) = network {
@@ -90,10 +83,11 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
         let names = names(record.user_data.is_some(), password, has_network);
         sheet.found(TEXT, names.join("\n"))
     };
-    let listing = Listing { first: listing(false), later: listing(true) };
-    sheet.live("/openstack/latest", Methods::READ, &[], listing);
+    let (first, later) = (listing(false), listing(true));
+    let about = "the names of existing documents";
+    sheet.either("/openstack/latest", &[], about, is_without_password, first, later);
     let methods = Methods::of(&[Method::Get, Method::Head, Method::Post]);
-    sheet.live("/openstack/latest/password", methods, &*DIRECT, Password);
+    sheet.live("/openstack/latest/password", methods, &*UNPROXIED, Password);
 }
 
 /// Returns the names of the documents that exist, for the listing of a version.
@@ -146,7 +140,7 @@ fn meta_data(record: &Record) -> Value {
         add("admin_pass", password.into());
     }
     if let Some(seed) = &record.random_seed {
-        add("random_seed", base64(&seed.base64.0).into());
+        add("random_seed", STANDARD.encode(&seed.base64.0).into());
     }
     if !record.files.is_empty() {
         let files = record.files.iter().enumerate();
@@ -167,12 +161,12 @@ fn meta(record: &Record, password: bool) -> Map<String, Value> {
 
 /// Returns the disks. Nova also lists NICs, but only for tags, which records do not have for NICs.
 fn devices(record: &Record) -> Value {
-    let device = |disk: &record::vm::Disk| {
+    let device = |disk: &Disk| {
         let mut device = json!({
             "type": disk.kind.as_str(),
             "bus": disk.bus.as_str(),
             "address": disk.address.as_str(),
-            "tags": disk.tags.iter().map(record::values::Line::as_str).collect::<Vec<_>>(),
+            "tags": disk.tags.iter().map(Line::as_str).collect::<Vec<_>>(),
         });
         if let Some(serial) = &disk.serial {
             device["serial"] = serial.as_str().into();
@@ -192,31 +186,8 @@ fn vendor_data(payload: Option<&Payload>, sheet: &mut RouteBuilder<'_>) -> Respo
     sheet.found(JSON, body)
 }
 
-fn base64(bytes: &Bytes) -> String {
-    use base64::Engine as _;
-    base64::engine::general_purpose::STANDARD.encode(bytes)
-}
-
 fn is_without_password(call: &LiveRequest<'_>) -> bool {
     call.request.target.path.split('/').any(|segment| segment == WITHOUT_PASSWORD)
-}
-
-/// Listing of a version's directory, for the first version and for later ones.
-#[derive(Debug)]
-struct Listing {
-    first: Response,
-    later: Response,
-}
-
-impl LiveRoute for Listing {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let listing = if is_without_password(call) { &self.first } else { &self.later };
-        listing.clone().into()
-    }
-
-    fn about(&self) -> &'static str {
-        "the names of existing documents"
-    }
 }
 
 /// Serves the password that the guest generated and encrypted for the owner of the VM's key.
@@ -249,4 +220,141 @@ impl LiveRoute for Password {
     fn about(&self) -> &'static str {
         "the password that the guest posted, once"
     }
+}
+
+// `network_data.json`: links, the networks on them, and resolvers.
+
+/// Returns the document; `None` in mode `none` and without NICs, because clients read an empty list of links as a guest
+/// without NICs.
+fn network_data(record: &Record) -> Option<Value> {
+    let network = &record.network;
+    if network.mode == NetworkMode::None || network.nics.is_empty() {
+        return None;
+    }
+    let mut networks = Vec::new();
+    for nic in &network.nics {
+        let mut routes: Vec<&NicRoute> = nic.routes.iter().collect();
+        for address in &nic.addresses {
+            let id = networks.len();
+            networks.push(network_of(network, nic, address, &mut routes, id));
+        }
+    }
+    Some(json!({
+        "links": network.nics.iter().map(|nic| link(network, nic)).collect::<Vec<_>>(),
+        "networks": networks,
+        "services": services(network),
+    }))
+}
+
+fn link(network: &Network, nic: &Nic) -> Value {
+    let mut link = Map::new();
+    let mut add = |key: &str, value: Value| link.insert(key.to_owned(), value);
+    add("id", nic.id.as_str().into());
+    add("mtu", nic.mtu.map(|mtu| mtu.get()).into());
+    let mac: Value = mac(network, nic).map(|mac| mac.to_string()).into();
+    if let Some(vlan) = &nic.vlan {
+        add("type", "vlan".into());
+        add("vlan_link", vlan.link.as_str().into());
+        add("vlan_id", vlan.id.get().into());
+        add("vlan_mac_address", mac);
+        return link.into();
+    }
+    add("ethernet_mac_address", mac);
+    match &nic.bond {
+        Some(bond) => {
+            add("type", "bond".into());
+            add("bond_links", bond.links.iter().map(|id| id.as_str()).collect());
+            add("bond_mode", bond.mode.as_str().into());
+            // Options are text, as in the bonding driver: a number makes Talos refuse the document (`,string` in Go).
+            // cloud-init makes the same of both.
+            let named = [
+                ("bond_miimon", bond.miimon.map(|milliseconds| milliseconds.to_string().into())),
+                (
+                    "bond_xmit_hash_policy",
+                    bond.xmit_hash_policy.as_ref().map(|policy| policy.as_str().into()),
+                ),
+                ("bond_lacp_rate", bond.lacp_rate.map(|rate| rate.as_str().into())),
+            ];
+            for (key, value) in named {
+                value.map(|value| add(key, value));
+            }
+        }
+        None => {
+            add("type", "phy".into());
+            add("vif_id", nic.id.as_str().into());
+        }
+    }
+    link.into()
+}
+
+/// Returns the NIC's MAC, or that of the NIC below it, which the kernel would use. Clients require a MAC.
+fn mac(network: &Network, nic: &Nic) -> Option<NicMac> {
+    let mut nic = nic;
+    // A VLAN may be on a bond, and a bond on NICs. A chain longer than the number of NICs is a loop.
+    for _ in 0..network.nics.len() {
+        if nic.mac.is_some() {
+            return nic.mac;
+        }
+        let bonded = || nic.bond.as_ref().and_then(|bond| bond.links.first());
+        let below = nic.vlan.as_ref().map(|vlan| &vlan.link).or_else(bonded)?;
+        nic = network.nics.iter().find(|nic| nic.id == *below)?;
+    }
+    None
+}
+
+/// Returns one network: an address and how the guest gets it. Moves the routes of its IP version out of `routes`.
+fn network_of(
+    network: &Network,
+    nic: &Nic,
+    address: &Address,
+    routes: &mut Vec<&NicRoute>,
+    id: usize,
+) -> Value {
+    let is_v4 = address.is_ipv4();
+    let kind = match address.method {
+        AddressMethod::Static if is_v4 => "ipv4",
+        AddressMethod::Static => "ipv6",
+        AddressMethod::Dhcp4 => "ipv4_dhcp",
+        // Every client knows this name. The names of the DHCPv6 modes are newer.
+        AddressMethod::Dhcp6 => "ipv6_dhcp",
+        AddressMethod::Slaac => "ipv6_slaac",
+    };
+    let mut document = json!({ "id": format!("network{id}"), "link": nic.id.as_str(), "type": kind });
+    let mut add = |key: &str, value: Value| document[key] = value;
+    // Nova's schema requires it (`nova/api/metadata/network_data_schema.json`).
+    add("network_id", nic.network_id.as_ref().map_or_else(|| nic.id.as_str(), |id| id.as_str()).into());
+    let is_static = address.method == AddressMethod::Static;
+    let of_family = |route: &&NicRoute| route.to.address.is_ipv4() == is_v4;
+    let (own, others): (Vec<_>, Vec<_>) = std::mem::take(routes).into_iter().partition(of_family);
+    *routes = others;
+    let default = address.gateway.filter(|_| is_static).map(|gateway| {
+        let any = if is_v4 { "0.0.0.0" } else { "::" };
+        json!({ "network": any, "netmask": any, "gateway": gateway.to_string() })
+    });
+    let listed: Vec<Value> = default.into_iter().chain(own.into_iter().map(route)).collect();
+    if is_static || !listed.is_empty() {
+        add("routes", listed.into());
+    }
+    if let Some(cidr) = address.address.filter(|_| is_static) {
+        add("ip_address", cidr.address.to_string().into());
+        add("netmask", cidr.netmask().to_string().into());
+        add("services", services(network));
+    }
+    document
+}
+
+fn route(route: &NicRoute) -> Value {
+    let mut entry = json!({
+        "network": route.to.network().address.to_string(),
+        "netmask": route.to.netmask().to_string(),
+        "gateway": route.via.to_string(),
+    });
+    if let Some(metric) = route.metric {
+        entry["metric"] = metric.into();
+    }
+    entry
+}
+
+fn services(network: &Network) -> Value {
+    network.dns.iter().map(|address| json!({ "type": "dns", "address": address.to_string() })).collect()
 }

@@ -12,8 +12,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::addresses::{IpVersion, gateway, given, known, network_of, speaks};
-use super::document_tree::DocumentTree;
+use super::document::DocumentTree;
+use super::record_values::{IpVersion, gateway, given, known, public_key_lines, speaks};
 use super::route_builder::RouteBuilder;
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
@@ -116,8 +116,7 @@ fn metadata(record: &Record) -> Option<Value> {
     let mut metadata: Map<String, Value> =
         custom.map(|(key, value)| (key.clone(), value.as_str().into())).collect();
     if !record.ssh_keys.is_empty() {
-        let keys: Vec<&str> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
-        metadata.insert("ssh_authorized_keys".into(), keys.join("\n").into());
+        metadata.insert("ssh_authorized_keys".into(), public_key_lines(record).into());
     }
     if let Some(user_data) = &record.user_data {
         let bytes = Payload::bytes(user_data)?;
@@ -139,7 +138,7 @@ fn vnic(is_first: bool, n: usize, nic: &Nic, mac: NicMac) -> Option<Value> {
     let (v4, v6) = (known(nic, IpVersion::V4).next(), known(nic, IpVersion::V6).next());
     let is_leased = is_first && v4.is_none() && (speaks(nic, IpVersion::V4) || v6.is_none());
     let mut vnic = json!({ "macAddr": mac.to_string(), "vlanTag": n, "vnicId": nic.eni_id() });
-    let block = |cidr: Cidr| network_of(cidr).to_string();
+    let block = |cidr: Cidr| cidr.network().to_string();
     match (v4, v6) {
         (Some((_, cidr)), _) => vnic["subnetCidrBlock"] = block(cidr).into(),
         (None, Some((_, cidr))) if !is_leased => vnic["subnetCidrBlock"] = block(cidr).into(),

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::demand::claims;
+use super::claims;
 use super::document::JsonDocument;
 use super::yaml;
 use crate::http::{Body, Response, StatusCode};
 use crate::identity::VmIssuer;
 use crate::record::vm::Payload;
 use crate::store::{
-    Datasource, Endpoint, Host, Interner, LiveRoute, Methods, Notation, RequestGuard, RequestLimit,
-    Responses, ResponsesBuilder, Route, VmState,
+    Datasource, Endpoint, Host, Interner, LiveOutcome, LiveRequest, LiveRoute, Methods, Notation,
+    RequestGuard, RequestLimit, Responses, ResponsesBuilder, Route, VmState,
 };
 
 /// Type of text bodies. Without the charset some clients assume ISO-8859-1.
@@ -131,6 +131,10 @@ impl<'a> RouteBuilder<'a> {
         self.share(Response::error(StatusCode(503), &[("Retry-After", "1")]))
     }
 
+    fn route(&self, endpoint: Endpoint) -> Route {
+        Route::of(self.dialect, self.datasource, endpoint)
+    }
+
     fn add(&mut self, path: impl Into<Cow<'static, str>>, route: Route) {
         let path = path.into();
         let claims = claims(self.host, &path);
@@ -156,8 +160,8 @@ impl<'a> RouteBuilder<'a> {
         guards: &'static [RequestGuard],
         response: Response,
     ) {
-        let route = Route::of(self.dialect, self.datasource, Endpoint::Fixed(response)).guarded(guards);
-        self.add(path, route);
+        let route = self.route(Endpoint::Fixed(response));
+        self.add(path, route.guarded(guards));
     }
 
     /// Adds a route with guards that is answered per request.
@@ -168,7 +172,7 @@ impl<'a> RouteBuilder<'a> {
         guards: &'static [RequestGuard],
         live: impl LiveRoute + 'static,
     ) {
-        let route = Route::of(self.dialect, self.datasource, Endpoint::Live(Arc::new(live)));
+        let route = self.route(Endpoint::Live(Arc::new(live)));
         self.add(path, route.guarded(guards).methods(methods));
     }
 
@@ -180,8 +184,22 @@ impl<'a> RouteBuilder<'a> {
         guards: &'static [RequestGuard],
         live: impl LiveRoute + 'static,
     ) {
-        let route = Route::of(self.dialect, self.datasource, Endpoint::Live(Arc::new(live)));
+        let route = self.route(Endpoint::Live(Arc::new(live)));
         self.add(path, route.guarded(guards).methods(methods).and_below());
+    }
+
+    /// Adds a route with guards for GET and HEAD with two responses: `first` to the requests that `takes_first`
+    /// accepts, `other` to the others.
+    pub(super) fn either(
+        &mut self,
+        path: impl Into<Cow<'static, str>>,
+        guards: &'static [RequestGuard],
+        about: &'static str,
+        takes_first: fn(&LiveRequest<'_>) -> bool,
+        first: Response,
+        other: Response,
+    ) {
+        self.live(path, Methods::READ, guards, EitherResponse { about, takes_first, first, other });
     }
 
     /// Adds a route with guards for requests with the header field. Other requests get the path's other route, if
@@ -193,8 +211,26 @@ impl<'a> RouteBuilder<'a> {
         guards: &'static [RequestGuard],
         response: Response,
     ) {
-        let route =
-            Route::of(self.dialect, self.datasource, Endpoint::Fixed(response)).guarded(guards).when(header);
-        self.add(path, route);
+        let route = self.route(Endpoint::Fixed(response));
+        self.add(path, route.guarded(guards).when(header));
+    }
+}
+
+/// One of two responses, which the request decides.
+#[derive(Debug)]
+struct EitherResponse {
+    about: &'static str,
+    takes_first: fn(&LiveRequest<'_>) -> bool,
+    first: Response,
+    other: Response,
+}
+
+impl LiveRoute for EitherResponse {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
+        if (self.takes_first)(call) { &self.first } else { &self.other }.clone().into()
+    }
+
+    fn about(&self) -> &'static str {
+        self.about
     }
 }

@@ -12,10 +12,10 @@ use std::net::IpAddr;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::addresses::{IpVersion, gateway, given, known, labels};
+use super::common::cloud_init;
+use super::record_values::{IpVersion, gateway, given, known, labels, payload_text};
 use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT};
-use super::text::payload_text;
-use super::{AccessCondition, Description, Mount, client};
+use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Body, Method as Verb, Response, StatusCode};
 use crate::record::network::{Address, AddressMethod};
@@ -96,8 +96,11 @@ impl LiveRoute for Conf {
         if !asks_for_json(call) {
             return self.shell.clone().into();
         }
-        let is_cloud_init = client::cloud_init(call.request).is_some();
-        let old = if is_cloud_init { Bytes::from_static(NO_OLD_ADDRESSES) } else { self.old.clone() };
+        let old = if cloud_init(call.request).is_some() {
+            Bytes::from_static(NO_OLD_ADDRESSES)
+        } else {
+            self.old.clone()
+        };
         let document = self.response.body().to_bytes();
         let mut parts = vec![old.slice(..old.len() - 1), Bytes::from_static(b",")];
         let mut written = 1;

@@ -20,22 +20,35 @@ const EVERY_METHOD: Methods = Methods::of(&[
     Method::Options,
 ]);
 
-/// A proxy in the guest that forwards outside requests must not get a token for them.
-static GUARDS: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| [UNPROXIED.clone()]);
 static NOT_FOUND: LazyLock<Response> = LazyLock::new(|| Response::error(StatusCode(404), &[]));
 static OPTIONS: LazyLock<Response> =
     LazyLock::new(|| Response::new(StatusCode(204), None, &[("Allow", &METHODS.to_string())], ""));
 
-/// Refuses requests through a proxy.
-pub(super) static UNPROXIED: LazyLock<RequestGuard> = LazyLock::new(|| RequestGuard {
-    condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
-    otherwise: Response::error(StatusCode(403), &[]),
+/// Refuses requests through a proxy: one in the guest that forwards outside requests must not get a token for them.
+pub(super) static UNPROXIED: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
+    [RequestGuard {
+        condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
+        otherwise: Response::error(StatusCode(403), &[]),
+    }]
 });
+
+/// Refuses requests without a valid token in this header field.
+pub(super) fn required(name: &'static str, kind: TokenKind) -> RequestGuard {
+    RequestGuard {
+        condition: Condition::TokenNeeded { name, kind },
+        otherwise: Response::error(StatusCode(401), &[]),
+    }
+}
+
+/// Refuses requests with an invalid token in this header field.
+pub(super) fn optional(name: &'static str, kind: TokenKind) -> RequestGuard {
+    RequestGuard { condition: Condition::TokenGood { name, kind }, ..required(name, kind) }
+}
 
 /// Adds the token route. `ttl` names the header field with the requested seconds; `hop_limit` is the TTL of the
 /// response's packets.
 pub(super) fn present(sheet: &mut RouteBuilder<'_>, kind: TokenKind, ttl: &'static str, hop_limit: u8) {
-    sheet.live(PATH, METHODS, &*GUARDS, Tokens { kind, ttl, hop_limit });
+    sheet.live(PATH, METHODS, &*UNPROXIED, Tokens { kind, ttl, hop_limit });
 }
 
 /// Adds a token route that answers 404 to every method. Clients that can work without a token then do so.

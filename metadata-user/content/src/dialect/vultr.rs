@@ -11,15 +11,15 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::addresses::{
-    IpVersion, gateway, given, known, netmask, network_of, public_keys, role_name, speaks,
-};
+use super::common::cloud_init;
 use super::digitalocean;
 use super::document::{JsonDocument, PartKind};
-use super::network_v1::{Resolvers, version_1};
+use super::network_config::{Resolvers, version_1};
+use super::record_values::{
+    IpVersion, gateway, given, known, payload_texts, public_key_lines, public_keys, role_name, speaks,
+};
 use super::route_builder::{JSON, RouteBuilder, TEXT};
-use super::text::payload_text;
-use super::{Description, Mount, client};
+use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};
 use crate::record::values::NicMac;
@@ -42,7 +42,7 @@ pub(super) static DIALECT: Description = Description::new(
 );
 
 fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
+    let texts = payload_texts(record);
     match texts {
         Some((user_data, vendor_data)) => {
             let document = sheet.document(&document(record, user_data, vendor_data));
@@ -61,8 +61,7 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     sheet.text("/v1/region/regioncode", record.region_code());
     let document = sheet.document(&interfaces(record));
     sheet.live_below("/v1/interfaces", Methods::READ, &[], Interfaces { document });
-    let keys: Vec<&str> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
-    sheet.text("/v1/public-keys", keys.join("\n"));
+    sheet.text("/v1/public-keys", public_key_lines(record));
     if let Some(user_data) = &record.user_data {
         let user_data = sheet.payload(user_data);
         sheet.open("/user-data/user-data", user_data);
@@ -96,7 +95,7 @@ struct Whole {
 
 impl LiveRoute for Whole {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        if client::cloud_init(call.request).is_none_or(|version| version >= TAKES_INTERFACES) {
+        if cloud_init(call.request).is_none_or(|version| version >= TAKES_INTERFACES) {
             return self.response.clone().into();
         }
         let body = self.document.root().json_without("cloud_interfaces");
@@ -130,9 +129,7 @@ struct Interfaces {
 
 impl LiveRoute for Interfaces {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let mut names = call.rest.split('/').filter(|name| !name.is_empty());
-        let node = names.try_fold(self.document.root(), |node, name| node.member(|member| member == name));
-        match node.map(|node| (node.form(), digitalocean::text(node))) {
+        match self.document.at(call.rest).map(|node| (node.form(), digitalocean::text(node))) {
             // An unknown address is an empty text in the document.
             None => Response::error(StatusCode(404), &[]),
             Some((PartKind::Scalar, text)) if text.is_empty() => Response::error(StatusCode(404), &[]),
@@ -171,10 +168,10 @@ fn ipv4(nic: &Nic) -> Value {
     if let Some((address, cidr)) = addresses.next() {
         entry["address"] = cidr.address.to_string().into();
         entry["gateway"] = gateway(address).into();
-        entry["netmask"] = netmask(cidr.prefix).to_string().into();
+        entry["netmask"] = cidr.netmask().to_string().into();
     }
     let additional = addresses.map(
-        |(_, cidr)| json!({ "address": cidr.address.to_string(), "netmask": netmask(cidr.prefix).to_string() }),
+        |(_, cidr)| json!({ "address": cidr.address.to_string(), "netmask": cidr.netmask().to_string() }),
     );
     entry["additional"] = additional.collect();
     entry
@@ -184,7 +181,7 @@ fn ipv6(nic: &Nic) -> Value {
     let mut addresses = known(nic, IpVersion::V6).map(|(_, cidr)| {
         json!({
             "address": cidr.address.to_string(),
-            "network": network_of(cidr).address.to_string(),
+            "network": cidr.network().address.to_string(),
             "prefix": cidr.prefix.to_string(),
         })
     });

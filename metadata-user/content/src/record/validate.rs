@@ -259,8 +259,7 @@ impl Validator<'_> {
             }
             self.nic_kind(n, nic)?;
             // A VLAN or bond normally has the MAC of the NIC below it.
-            let physical = nic.vlan.is_none() && nic.bond.is_none();
-            if let Some(mac) = nic.mac.filter(|mac| physical && !macs.insert(*mac)) {
+            if let Some(mac) = nic.mac.filter(|mac| nic.is_physical() && !macs.insert(*mac)) {
                 let found = format!("{mac} twice");
                 let remedy = "give each NIC its own MAC: the agent identifies the VM by it";
                 return Err(self.refuse(&way!["network", "nics", n, "mac"], "each MAC once", found, remedy));
@@ -296,10 +295,10 @@ impl Validator<'_> {
             let remedy = "make the VLAN a separate NIC on the bond";
             return Err(self.refuse(&nic_path, "`vlan` or `bond`", "both", remedy));
         }
-        if nic.mac.is_none() && nic.vlan.is_none() && nic.bond.is_none() {
+        if nic.mac.is_none() && nic.is_physical() {
             return Err(self.refuse(&nic_path, "a `mac`", "none", "add the MAC of the guest's NIC"));
         }
-        if nic.port.is_some() && (nic.vlan.is_some() || nic.bond.is_some()) {
+        if nic.port.is_some() && !nic.is_physical() {
             let remedy = "move `port` to the NIC below the VLAN or bond";
             let expected = "`port` only on NICs that the hypervisor provides";
             return Err(self.refuse(&way!["network", "nics", n, "port"], expected, "a VLAN or bond", remedy));

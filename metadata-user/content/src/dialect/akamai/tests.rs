@@ -6,14 +6,10 @@ use serde_json::{Value, json};
 
 use super::EXPIRY;
 use crate::dialect::render as render_for;
-use crate::dialect::tests::{ask_with, full, parse, render};
+use crate::dialect::tests::{ask_with, full, parse, rendered};
 use crate::http::{Method, Response};
 use crate::store::{Interner, Responses, VmState};
 use crate::token::{Keyring, TokenKind};
-
-fn rendered(record: &Value) -> Responses {
-    render(&parse(record), &mut Interner::new())
-}
 
 fn put(responses: &Responses, fields: &[(&str, &str)]) -> Response {
     ask_with(responses, Method::Put, "/v1/token", fields, b"")

@@ -3,24 +3,25 @@
 use roxmltree::Document;
 use serde_json::{Value, json};
 
-use crate::dialect::guest::{DialectGuest, bare, full, text};
+use crate::dialect::tests::{DialectGuest, TestRequest, bare, full, text};
 use crate::http::target::normalise;
-use crate::http::{Method, RequestTarget, Response};
+use crate::http::{Method, Response};
 use crate::store::path::HOST_PLUGIN_PORT;
 
 const WIRESERVER: (&str, u16) = ("168.63.129.16", 80);
 const HOST_PLUGIN: (&str, u16) = ("168.63.129.16", HOST_PLUGIN_PORT);
 
 fn ask(guest: &DialectGuest, at: (&str, u16), method: Method, target: &str) -> Response {
-    let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    guest.ask_query(at, method, RequestTarget { path, query }, &[])
+    guest.ask_at(at, method, target, &[])
 }
 
 /// Returns the document at a URL of the wireserver.
 fn read(guest: &DialectGuest, url: &str) -> String {
     let target = url.strip_prefix("http://168.63.129.16").expect("a URL of the wireserver");
     let target = normalise(target).expect("a target");
-    let response = guest.ask_query(WIRESERVER, Method::Get, target.target(), &[]);
+    let request = TestRequest::new(Method::Get, "/", &[]);
+    let request = TestRequest { local: WIRESERVER, target: target.target(), ..request };
+    let response = request.answer(guest.responses());
     assert_eq!(response.status().0, 200, "{url}");
     assert_eq!(response.field("Content-Type"), Some("text/xml; charset=utf-8"), "{url}");
     text(&response)
@@ -104,8 +105,7 @@ fn the_host_plug_in_accepts_reports_and_has_no_settings() {
     let versions = text(&ask(&guest, HOST_PLUGIN, Method::Get, "/versions"));
     assert_eq!(serde_json::from_str::<Value>(&versions).expect("JSON"), json!(["2015-09-01"]));
     let proxied = [("X-Forwarded-For", "10.0.0.1")];
-    let target = RequestTarget { path: "/health", query: "" };
-    assert_eq!(guest.ask_query(HOST_PLUGIN, Method::Get, target, &proxied).status().0, 400);
+    assert_eq!(guest.ask_at(HOST_PLUGIN, Method::Get, "/health", &proxied).status().0, 400);
 }
 
 #[test]
@@ -200,9 +200,9 @@ fn an_image_has_its_azure_names_or_empty_ones() {
         let guest = DialectGuest::of(record);
         NAMES.map(|name| {
             let path = format!("/metadata/instance/compute/{name}");
-            let target = RequestTarget { path: &path, query: "api-version=2021-08-01&format=text" };
+            let target = format!("{path}?api-version=2021-08-01&format=text");
             let fields = [("Metadata", "true")];
-            let response = guest.ask_query(("169.254.169.254", 80), Method::Get, target, &fields);
+            let response = guest.ask(Method::Get, &target, &fields);
             assert_eq!(response.status().0, 200, "{name}");
             text(&response)
         })

@@ -4,18 +4,22 @@
 //! as in `/v1/identity/jwt`, and `appid`, the record's `client_id`. Records have no tenant and no object id, so the
 //! token has none of Azure's other claims.
 
+#[cfg(test)]
+mod tests;
+
+use serde_json::{Map, Value};
 use std::fmt;
 use std::sync::Arc;
 
-use super::super::identity::{SigningOutcome, ask};
-use super::Parameters;
-use super::{DOCUMENT, error, later, too_many};
+use super::super::identity::issue;
+use super::{DOCUMENT, Parameters, bad, error, later, subscription, too_many};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};
-use crate::identity::{CloudClaims, SigningRequest, TokenRefusal, VmIssuer};
+use crate::identity::{CloudClaims, IssuedToken, Nonce, SigningRequest, TokenRefusal, VmIssuer};
 use crate::record::Record;
 use crate::record::identity::Audience;
-use crate::record::vm::ManagedIdentity;
+use crate::record::values::Line;
+use crate::record::vm::{Image, ManagedIdentity};
 use crate::store::{LiveOutcome, LiveRequest, LiveRoute};
 
 /// Why a token may be there later.
@@ -89,20 +93,17 @@ fn issued(
     let Some(audience) = Audience::parse(resource) else {
         return refused(&format!("Expected a 'resource' of {}", Audience::FORM)).into();
     };
-    match ask(call, issuer, &SigningRequest::Token { audience, form: Some(Arc::clone(form)) }) {
-        SigningOutcome::Token(token) => {
-            let expires = i64::try_from(token.expires).unwrap_or(i64::MAX);
-            let text = String::from_utf8_lossy(&token.text);
-            let answer = given(identity, resource, &text, expires, call.now.unix_seconds);
-            answer.within(issuer.hop_limit()).into()
-        }
-        SigningOutcome::Refused(TokenRefusal::Audience) => {
-            refused("The record does not list the resource").into()
-        }
-        SigningOutcome::Refused(TokenRefusal::TooMany) => too_many().into(),
-        SigningOutcome::Refused(TokenRefusal::Unavailable) => later(NOT_YET).into(),
-        SigningOutcome::Wait(parked) => LiveOutcome::Park(parked),
-    }
+    let wanted = SigningRequest::Token { audience, form: Some(Arc::clone(form)) };
+    let token = |token: IssuedToken| {
+        let expires = i64::try_from(token.expires).unwrap_or(i64::MAX);
+        let text = String::from_utf8_lossy(&token.text);
+        given(identity, resource, &text, expires, call.now.unix_seconds)
+    };
+    issue(call, issuer, &wanted, token, |why| match why {
+        TokenRefusal::Audience => refused("The record does not list the resource"),
+        TokenRefusal::TooMany => too_many(),
+        TokenRefusal::Unavailable => later(NOT_YET),
+    })
 }
 
 /// Builds the answer with a token.
@@ -140,5 +141,73 @@ impl LiveRoute for Tokens {
     }
 }
 
-#[cfg(test)]
-mod tests;
+// `/metadata/attested/document`: a statement about the VM that the operator's certificate signs (PKCS#7).
+//
+// The guest's `nonce` and the signer's times are in the statement, so that an old one is useless to others. Without a
+// nonce the signer puts the time in its place, as Azure does. Azure's nonces have ten digits; longer ones are taken.
+
+/// Serves the statements of one VM.
+#[derive(Debug)]
+pub(super) struct AttestedDocuments {
+    issuer: Arc<VmIssuer>,
+    statement: Arc<Map<String, Value>>,
+}
+
+impl AttestedDocuments {
+    pub(super) fn new(record: &Record, issuer: Arc<VmIssuer>) -> Self {
+        Self { issuer, statement: Arc::new(statement(record)) }
+    }
+
+    fn read(&self, call: &LiveRequest<'_>, parameters: &Parameters<'_>) -> LiveOutcome {
+        let nonce = parameters.get("nonce").filter(|nonce| !nonce.is_empty()).map(Nonce::parse);
+        let nonce = match nonce {
+            Some(None) => return bad("nonce must be at most 32 letters, digits, - and _").into(),
+            Some(nonce) => nonce,
+            None => None,
+        };
+        let statement = Arc::clone(&self.statement);
+        let wanted = SigningRequest::Attested { statement, nonce };
+        let document = |token: IssuedToken| {
+            let text = String::from_utf8_lossy(&token.text);
+            let document = json!({ "encoding": "pkcs7", "signature": &*text });
+            Response::new(StatusCode(200), Some(DOCUMENT), &[], document.to_string())
+        };
+        issue(call, &self.issuer, &wanted, document, |why| match why {
+            TokenRefusal::TooMany => too_many(),
+            TokenRefusal::Audience | TokenRefusal::Unavailable => {
+                later("No document is signed at the moment")
+            }
+        })
+    }
+}
+
+/// Returns the members of the statement without nonce and times. Azure serves empty strings for a customer's own image.
+fn statement(record: &Record) -> Map<String, Value> {
+    let image = |of: fn(&Image) -> &Option<Line>| {
+        record.image.as_ref().and_then(|image| of(image).as_ref()).map_or("", Line::as_str)
+    };
+    let statement = json!({
+        "licenseType": "",
+        "plan": { "name": "", "product": "", "publisher": "" },
+        "sku": image(|image| &image.sku),
+        "subscriptionId": subscription(record),
+        "vmId": record.unique_uuid(),
+    });
+    match statement {
+        Value::Object(members) => members,
+        _ => Map::new(),
+    }
+}
+
+impl LiveRoute for AttestedDocuments {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
+        match Parameters::parse(call.request.target.query) {
+            Ok(parameters) => self.read(call, &parameters),
+            Err(refused) => refused.into(),
+        }
+    }
+
+    fn about(&self) -> &'static str {
+        "a dated statement, signed by the operator's certificate"
+    }
+}

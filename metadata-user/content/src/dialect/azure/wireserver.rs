@@ -3,12 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::LazyLock;
 
-use super::super::route_builder::{JSON, RouteBuilder};
-use super::host_plugin::STATUS_URL;
-use crate::dialect::addresses::{IpVersion, given, known};
+use super::super::route_builder::{JSON, RouteBuilder, TEXT};
+use crate::dialect::record_values::{IpVersion, given, known};
 use crate::http::{Method, Response, StatusCode};
 use crate::record::Record;
 use crate::sink::MessageKind;
+use crate::store::path::HOST_PLUGIN_PORT;
 use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
 
 const XML: &str = "text/xml; charset=utf-8";
@@ -328,4 +328,44 @@ fn escaped(text: &str) -> String {
         }
     }
     escaped
+}
+
+// WALinuxAgent's host plug-in, 168.63.129.16 port 32526. It accepts the agent's reports and offers nothing else.
+//
+// `/vmSettings` is 404: the agent reads that as "not supported" and uses the goal state. It treats any other answer,
+// and no answer, as a failure (`hostplugin.py`). There are no extensions, so there is no `/extensionArtifact`.
+
+/// URL for the agent's status, which [`goal_state`](super::wireserver) contains. The agent uses it with and without the
+/// plug-in.
+pub(super) const STATUS_URL: &str = "http://168.63.129.16:32526/status";
+const _: () = assert!(HOST_PLUGIN_PORT == 32_526);
+
+/// Version of the plug-in's interface that the agent requires.
+const PLUGIN_VERSIONS: &str = r#"["2015-09-01"]"#;
+
+static REPORT_TAKEN: LazyLock<Response> =
+    LazyLock::new(|| Response::new(StatusCode(201), Some(TEXT), &[], ""));
+
+pub(super) fn render_host_plugin(sheet: &mut RouteBuilder<'_>) {
+    let versions = sheet.found(JSON, PLUGIN_VERSIONS);
+    sheet.guarded("/versions", &*GUARDS, versions);
+    let healthy = sheet.found(TEXT, "");
+    sheet.guarded("/health", &*GUARDS, healthy);
+    for path in ["/status", "/vmAgentLog"] {
+        sheet.live(path, Methods::of(&[Method::Put]), &*GUARDS, AgentReports);
+    }
+}
+
+/// Accepts reports of the agent and drops them.
+#[derive(Debug)]
+struct AgentReports;
+
+impl LiveRoute for AgentReports {
+    fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
+        REPORT_TAKEN.clone().into()
+    }
+
+    fn about(&self) -> &'static str {
+        "accepted and dropped"
+    }
 }

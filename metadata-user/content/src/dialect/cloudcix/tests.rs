@@ -4,12 +4,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::dialect::tests::{ask_with, full, parse, render};
+use crate::dialect::tests::{ask_with, full, rendered};
 use crate::http::{Method, Response};
-use crate::store::Interner;
 
 fn get(record: &Value, path: &str) -> Response {
-    ask_with(&render(&parse(record), &mut Interner::new()), Method::Get, path, &[], b"")
+    ask_with(&rendered(record), Method::Get, path, &[], b"")
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::super::guest::{DialectGuest, bare, full, nic, text};
 use super::REQUEST;
+use crate::dialect::tests::{DialectGuest, bare, full, nic, text};
 use crate::http::Method;
 
 const TREE: &str = "/latest/meta-data";

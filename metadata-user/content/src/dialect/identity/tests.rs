@@ -5,7 +5,7 @@ use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
 use super::{LINE, PATH, SIGN_WITHIN, lines};
-use crate::dialect::guest::{DialectGuest, NOW, full, parsed};
+use crate::dialect::tests::{DialectGuest, NOW, full, parse};
 use crate::http::{Headers, Method, Request, RequestTarget, Response};
 use crate::identity::{IssuedToken, Issuer, Order};
 use crate::store::{LiveOutcome, ParkedCall, VmState};
@@ -23,7 +23,7 @@ fn guest() -> (DialectGuest, Orders) {
     });
     let mut record = full();
     record["identity"] = serde_json::json!({"audiences": ["vault", "https://a/b?c=d"]});
-    let record = parsed(&record);
+    let record = parse(&record);
     let vm = VmState::alone(record.vm.uuid.as_str()).issued_by(&issuer, &record);
     (DialectGuest::with(&record, vm), orders)
 }
@@ -82,7 +82,7 @@ fn a_request_whose_record_is_replaced_meanwhile_orders_again() {
         list.lock().expect("sound").push(*order);
         true
     });
-    let record = parsed(&full());
+    let record = parse(&full());
     let of_version =
         || DialectGuest::with(&record, VmState::alone(record.vm.uuid.as_str()).issued_by(&issuer, &record));
     let (old, new) = (of_version(), of_version());

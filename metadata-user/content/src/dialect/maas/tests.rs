@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::dialect::tests::{ask_with, full, parse, render};
+use crate::dialect::tests::{ask_with, full, parse, rendered};
 use crate::http::{Method, Response};
 use crate::mailbox::Mailbox;
 use crate::sink::unattended;
@@ -10,10 +10,6 @@ use crate::store::{Interner, Responses, VmState};
 use crate::token::Keyring;
 
 const BASE: &str = "/MAAS/metadata/2012-03-01";
-
-fn rendered(record: &Value) -> Responses {
-    render(&parse(record), &mut Interner::new())
-}
 
 fn get(responses: &Responses, path: &str, fields: &[(&str, &str)]) -> Response {
     ask_with(responses, Method::Get, path, fields, b"")

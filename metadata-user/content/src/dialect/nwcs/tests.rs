@@ -2,12 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::dialect::tests::{ask_with, full, parse, render};
+use crate::dialect::tests::{ask_with, full, rendered};
 use crate::http::Method;
-use crate::store::Interner;
 
 fn document(record: &Value) -> (u16, Value) {
-    let responses = render(&parse(record), &mut Interner::new());
+    let responses = rendered(record);
     let answer = ask_with(&responses, Method::Get, "/api/v1/metadata", &[], b"");
     (answer.status().0, serde_json::from_slice(&answer.body().to_bytes()).unwrap_or_default())
 }

@@ -2,15 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::dialect::tests::{ask_with, full, parse, render};
+use crate::dialect::tests::{ask_with, full, rendered};
 use crate::http::{Method, Response};
-use crate::store::{Interner, Responses};
+use crate::store::Responses;
 
 const BEARER: (&str, &str) = ("Authorization", "Bearer Oracle");
-
-fn rendered(record: &Value) -> Responses {
-    render(&parse(record), &mut Interner::new())
-}
 
 fn get(responses: &Responses, path: &str, fields: &[(&str, &str)]) -> Response {
     ask_with(responses, Method::Get, path, fields, b"")

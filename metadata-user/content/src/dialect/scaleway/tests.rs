@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::dialect::render as render_for;
-use crate::dialect::tests::{ask_at, full, parse, render};
+use crate::dialect::tests::{TestRequest, full, parse, rendered};
 use crate::http::{Method, Response};
 use crate::mailbox::Mailbox;
 use crate::sink;
@@ -11,12 +11,9 @@ use crate::store::{Interner, Responses, VmState};
 
 const V4: &str = "169.254.42.42";
 
-fn rendered(record: &Value) -> Responses {
-    render(&parse(record), &mut Interner::new())
-}
-
 fn get(responses: &Responses, address: &str, source_port: u16, path: &str) -> Response {
-    ask_at((address, source_port), responses, Method::Get, path, &[], b"")
+    let request = TestRequest::new(Method::Get, path, &[]);
+    TestRequest { local: (address, 80), source_port, ..request }.answer(responses)
 }
 
 fn conf(nic: Value) -> Value {
@@ -193,8 +190,10 @@ fn a_state_reaches_the_sink_and_only_patch_sets_it() {
         ..VmState::alone(uuid)
     };
     let responses = render_for(&record, &mut Interner::new(), vm);
-    let patch =
-        |method| ask_at((V4, 40_000), &responses, method, "/state", &[], br#"{"state_detail":"booted"}"#);
+    let patch = |method| {
+        let (request, body) = (TestRequest::new(method, "/state", &[]), br#"{"state_detail":"booted"}"#);
+        TestRequest { local: (V4, 80), body, ..request }.answer(&responses)
+    };
     let answer = patch(Method::Patch);
     assert_eq!((answer.status().0, answer.body().to_bytes().as_ref()), (200, &b"{}"[..]));
     assert_eq!(outbox.counts().waiting, 1);
@@ -207,7 +206,8 @@ fn a_state_reaches_the_sink_and_only_patch_sets_it() {
 fn old_names_of_addresses_are_null_for_cloud_init_only() {
     let document = |record: &Value, agent: &str| -> Value {
         let fields = [("User-Agent", agent)];
-        let answer = ask_at((V4, 40_000), &rendered(record), Method::Get, "/conf?format=json", &fields, b"");
+        let request = TestRequest::new(Method::Get, "/conf?format=json", &fields);
+        let answer = TestRequest { local: (V4, 80), ..request }.answer(&rendered(record));
         serde_json::from_slice(&answer.body().to_bytes()).expect("JSON")
     };
     let v4 = json!({"method": "static", "address": "198.51.100.9/24"});

@@ -2,13 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::dialect::tests::{ask_with, full, parse, render};
+use crate::dialect::tests::{ask_with, full, rendered};
 use crate::http::{Method, Response};
-use crate::store::{Interner, Responses};
-
-fn rendered(record: &Value) -> Responses {
-    render(&parse(record), &mut Interner::new())
-}
+use crate::store::Responses;
 
 fn get(responses: &Responses, path: &str) -> Response {
     ask_with(responses, Method::Get, path, &[], b"")
