@@ -55,7 +55,6 @@ mod ec2;
 mod eve;
 mod gce;
 mod hetzner;
-mod identity;
 mod json;
 mod kubevirt;
 mod maas;
@@ -262,7 +261,7 @@ fn render_dialects(record: &Record, interner: &mut Interner, vm: VmState, dialec
     }
     common::render_reports(&mut sheet);
     if issues {
-        identity::render(&mut sheet);
+        tokens::render(&mut sheet);
     }
     sheet.finish()
 }

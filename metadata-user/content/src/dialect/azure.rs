@@ -6,8 +6,6 @@
 //!
 //! All scalars are strings, except those of `extended`. Property names match in any case.
 
-#[cfg(test)]
-mod agent_tests;
 mod identity;
 mod wireserver;
 

@@ -22,9 +22,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, LazyLock};
 use tree::Tree;
 
-use super::identity::signed;
 use super::route_builder::{RouteBuilder, TEXT};
 use super::tokens::UNPROXIED;
+use super::tokens::signed;
 use super::{AccessCondition, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};

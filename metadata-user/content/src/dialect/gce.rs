@@ -29,8 +29,8 @@ use tree::{Etag, NodeShape, TreeNode, TreeView};
 
 use super::common::is_cloud_init;
 use super::document::{DocumentNode, JsonDocument};
-use super::identity::issue;
 use super::route_builder::{JSON, RouteBuilder, TEXT};
+use super::tokens::issue;
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Body, Method, Response, StatusCode};

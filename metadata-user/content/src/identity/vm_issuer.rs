@@ -11,8 +11,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Claims;
-use super::signing_request::{SigningJob, SigningRequest};
 use super::{Issuer, Permit, count};
+use super::{SigningJob, SigningRequest};
 use crate::record::identity::Audience;
 use crate::record::{Owner, Record};
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::values::Cidr;
-use super::{Record, RecordError, RecordLimits, Role, USER_DATA_DEFAULT, systemd};
+use super::{Record, RecordError, RecordLimits, Role, USER_DATA_DEFAULT, credentials};
 
 /// A full record.
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
@@ -533,7 +533,7 @@ fn systemds_credentials_are_one_of_three_forms_and_fill_user_data() {
     let long = format!("[{{name: a, text: {}}}]", "b".repeat(65_530));
     assert!(with(&long, "").expect_err("too long").to_string().contains("a document of at most 65536 bytes"));
     let many: String =
-        (0..=systemd::SYSTEMD_CREDENTIALS).map(|n| format!("{{name: c{n}, text: x}}, ")).collect();
+        (0..=credentials::SYSTEMD_CREDENTIALS).map(|n| format!("{{name: c{n}, text: x}}, ")).collect();
     assert!(
         with(&format!("[{many}]"), "").expect_err("too many").to_string().contains("at most 64 credentials")
     );

@@ -12,7 +12,7 @@ use crate::dialect::json::json;
 use crate::http::Body;
 use crate::record::network::Nic;
 use crate::record::vm::{Payload, ServiceAccount};
-use crate::record::{GCE_ATTRIBUTES, Record, is_segment, systemd};
+use crate::record::{GCE_ATTRIBUTES, Record, SYSTEMD_ATTRIBUTE, is_segment};
 
 /// Account of keys that name none, for cloud-init. It gives keys of this account to the image's default account and
 /// ignores all other keys.
@@ -104,7 +104,7 @@ fn attributes(record: &Record, user: &str) -> Value {
         attributes.insert("user-data".to_owned(), text);
     }
     if let Some(document) = record.systemd_document() {
-        attributes.insert(systemd::ATTRIBUTE.to_owned(), document.into());
+        attributes.insert(SYSTEMD_ATTRIBUTE.to_owned(), document.into());
     }
     attributes.into()
 }
