@@ -7,8 +7,8 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 use std::sync::{Arc, LazyLock};
 
-use super::document::{DocumentNode, JsonDocument, PartKind};
-use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT};
+use super::document::{DocumentNode, PartKind};
+use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT, computed};
 use super::tokens::UNPROXIED;
 use super::tokens::{audience, signed};
 use super::{AccessCondition, Description, Mount, tokens};
@@ -70,7 +70,20 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
         sheet.guarded(path, guards, response);
     }
     let document = sheet.document(&document(record));
-    sheet.live_below("/latest/meta-data", Methods::READ, guards, Tree { document });
+    // `all`, and each of its members as a directory or a leaf, as EC2's tree does.
+    let tree = computed("`all` as JSON, and its members as a tree", move |call| {
+        if call.rest == "/all" {
+            return Response::new(StatusCode(200), Some(JSON), &[], document.body());
+        }
+        match document.at(call.rest) {
+            Some(node) if node.form() == PartKind::Object => {
+                Response::new(StatusCode(200), Some(TEXT), &[], directory(node))
+            }
+            Some(leaf) => Response::new(StatusCode(200), Some(TEXT), &[], leaf.text()),
+            None => Response::error(StatusCode(404), &[]),
+        }
+    });
+    sheet.live_below("/latest/meta-data", Methods::READ, guards, tree);
 }
 
 fn document(record: &Record) -> Value {
@@ -174,33 +187,8 @@ fn vswitch_id(nic: &Nic) -> Option<String> {
     nic.subnet_id().map(|id| id.replacen("subnet-", "vsw-", 1))
 }
 
-/// Serves `all`, and each of its members as a directory or a leaf, as EC2's tree does.
-#[derive(Debug)]
-struct Tree {
-    document: JsonDocument,
-}
-
-impl LiveRoute for Tree {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        if call.rest == "/all" {
-            return Response::new(StatusCode(200), Some(JSON), &[], self.document.body()).into();
-        }
-        match self.document.at(call.rest) {
-            Some(node) if node.form() == PartKind::Object => {
-                Response::new(StatusCode(200), Some(TEXT), &[], listing(node)).into()
-            }
-            Some(leaf) => Response::new(StatusCode(200), Some(TEXT), &[], leaf.text()).into(),
-            None => Response::error(StatusCode(404), &[]).into(),
-        }
-    }
-
-    fn about(&self) -> &'static str {
-        "`all` as JSON, and its members as a tree"
-    }
-}
-
 /// Lists the names in an object. Names of objects end with a slash.
-fn listing(node: DocumentNode<'_>) -> String {
+fn directory(node: DocumentNode<'_>) -> String {
     let mut text = String::new();
     for (name, member) in node.members() {
         let line = if text.is_empty() { "" } else { "\n" };

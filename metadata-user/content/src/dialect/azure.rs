@@ -22,7 +22,7 @@ use std::net::IpAddr;
 use std::sync::LazyLock;
 
 use super::document::{DocumentNode, JsonDocument, PartKind};
-use super::route_builder::{JSON, RouteBuilder, TEXT};
+use super::route_builder::{JSON, RouteBuilder, TEXT, computed};
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Body, Response, StatusCode};
@@ -116,23 +116,6 @@ fn error(document: &Value) -> Response {
     Response::new(StatusCode(400), Some(JSON), &[], document.to_string())
 }
 
-/// Answers for `/metadata/loadbalancer` what Azure does for a VM without a load balancer.
-#[derive(Debug)]
-struct NoBalancer;
-
-impl LiveRoute for NoBalancer {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        match Parameters::parse(call.request.target.query) {
-            Ok(_) => Response::new(StatusCode(404), Some(JSON), &[], NO_BALANCER).into(),
-            Err(refused) => refused.into(),
-        }
-    }
-
-    fn about(&self) -> &'static str {
-        "the VM has no load balancer"
-    }
-}
-
 /// Returns the subscription of a VM.
 fn subscription(record: &Record) -> String {
     format!("00000000-0000-0000-0000-{}", record.vm.project.account)
@@ -156,7 +139,12 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     sheet.guarded("/metadata/versions", &*GUARDS, versions);
     let events = sheet.found(DOCUMENT, NO_EVENTS);
     sheet.guarded("/metadata/scheduledevents", &*GUARDS, events);
-    sheet.live("/metadata/loadbalancer", Methods::READ, &*GUARDS, NoBalancer);
+    // What Azure answers for a VM without a load balancer.
+    let no_balancer = computed("the VM has no load balancer", |call| {
+        let found = |_| Response::new(StatusCode(404), Some(JSON), &[], NO_BALANCER);
+        Parameters::parse(call.request.target.query).map_or_else(|refused| refused, found)
+    });
+    sheet.live("/metadata/loadbalancer", Methods::READ, &*GUARDS, no_balancer);
     let instance = Instance {
         document: sheet.document(&whole(record)),
         unread: record.user_data.as_ref().is_some_and(|payload| payload.bytes().is_none()),

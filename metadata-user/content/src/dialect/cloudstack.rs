@@ -4,12 +4,12 @@
 //! serve. The password server has its own port and always exists.
 
 use super::record_values::public_key_lines;
-use super::route_builder::{RouteBuilder, TEXT};
+use super::route_builder::{RouteBuilder, TEXT, computed};
 use super::{Description, Mount, tokens};
 use crate::http::{Response, StatusCode};
 use crate::record::values::Secret;
 use crate::record::{DateTree, Record};
-use crate::store::{Host, LiveOutcome, LiveRequest, LiveRoute, Methods};
+use crate::store::{Host, LiveRequest, Methods};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/latest"), Mount::open("/").at(Host::Password)],
@@ -31,7 +31,10 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     sheet.at(Host::Password);
     let password = record.admin.as_ref().and_then(|admin| admin.password.clone());
     // The password also requires the field `REQUEST`.
-    sheet.live_below("/", Methods::READ, &*tokens::UNPROXIED, PasswordServer { password });
+    let server = computed("the password, until the guest has saved it", move |call| {
+        answer_password(call, password.as_ref())
+    });
+    sheet.live_below("/", Methods::READ, &*tokens::UNPROXIED, server);
 }
 
 /// Adds the flat tree. cloud-init fails without `availability-zone` and `instance-id`.
@@ -74,30 +77,19 @@ fn tree(record: &Record, sheet: &mut RouteBuilder<'_>) {
 }
 
 /// Returns the record's password on any path, until the guest reports that it has saved it.
-#[derive(Debug)]
-struct PasswordServer {
-    password: Option<Secret>,
-}
-
-impl LiveRoute for PasswordServer {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let text = match (call.request.headers.get(REQUEST), &self.password) {
-            (Some(b"send_my_password"), None) => "",
-            (Some(b"send_my_password"), Some(_)) if call.vm.mailbox.password_taken() => SAVED,
-            (Some(b"send_my_password"), Some(password)) => password.expose(),
-            (Some(b"saved_password"), None) => SAVED,
-            (Some(b"saved_password"), Some(_)) => {
-                call.vm.mailbox.take_password();
-                SAVED
-            }
-            _ => "bad_request",
-        };
-        Response::new(StatusCode(200), Some(TEXT), &[], text.to_owned()).into()
-    }
-
-    fn about(&self) -> &'static str {
-        "the password, until the guest has saved it"
-    }
+fn answer_password(call: &LiveRequest<'_>, password: Option<&Secret>) -> Response {
+    let text = match (call.request.headers.get(REQUEST), password) {
+        (Some(b"send_my_password"), None) => "",
+        (Some(b"send_my_password"), Some(_)) if call.vm.mailbox.password_taken() => SAVED,
+        (Some(b"send_my_password"), Some(password)) => password.expose(),
+        (Some(b"saved_password"), None) => SAVED,
+        (Some(b"saved_password"), Some(_)) => {
+            call.vm.mailbox.take_password();
+            SAVED
+        }
+        _ => "bad_request",
+    };
+    Response::new(StatusCode(200), Some(TEXT), &[], text.to_owned())
 }
 
 #[cfg(test)]

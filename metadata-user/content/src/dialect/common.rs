@@ -1,11 +1,11 @@
 //! What belongs to no dialect: the root `/`, the paths for a guest's reports, and how cloud-init is recognised.
 
 use super::gce;
-use super::route_builder::{RouteBuilder, TEXT};
+use super::route_builder::{RouteBuilder, TEXT, computed};
 use crate::http::{Method, Request, Response, StatusCode};
 use crate::record::{Dialect, Record};
 use crate::sink::MessageKind;
-use crate::store::{EVERY_DIALECT, LiveOutcome, LiveRequest, LiveRoute, Methods};
+use crate::store::{EVERY_DIALECT, LiveRequest, Methods};
 
 /// Names that `/` lists: every date that EC2 has used as a version of its tree. Several clients recognise a metadata
 /// service by a non-empty 200 at `/`.
@@ -69,29 +69,21 @@ const POST: Methods = Methods::of(&[Method::Post]);
 /// Adds the two paths for every record.
 pub(super) fn render_reports(sheet: &mut RouteBuilder<'_>) {
     sheet.begin(EVERY_DIALECT);
-    sheet.live("/v1/phone-home", POST, &[], Message(MessageKind::PhoneHome));
-    sheet.live("/v1/events", POST, &[], Message(MessageKind::Event));
+    for (path, kind, about) in [
+        ("/v1/phone-home", MessageKind::PhoneHome, "forwards phone_home's form, at most 16 KiB"),
+        ("/v1/events", MessageKind::Event, "forwards an event"),
+    ] {
+        sheet.live(path, POST, &[], computed(about, move |call| forward(call, kind)));
+    }
 }
 
-#[derive(Debug)]
-struct Message(MessageKind);
-
-impl LiveRoute for Message {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let body = call.request.body;
-        if body.len() > self.0.most_bytes() {
-            return Response::error(StatusCode(413), &[]).into();
-        }
-        call.vm.mailbox.send(&call.vm.sinks, self.0, body, call.now.unix_seconds);
-        Response::new(StatusCode(200), Some(TEXT), &[], "OK").into()
+fn forward(call: &LiveRequest<'_>, kind: MessageKind) -> Response {
+    let body = call.request.body;
+    if body.len() > kind.most_bytes() {
+        return Response::error(StatusCode(413), &[]);
     }
-
-    fn about(&self) -> &'static str {
-        match self.0 {
-            MessageKind::PhoneHome => "forwards phone_home's form, at most 16 KiB",
-            _ => "forwards an event",
-        }
-    }
+    call.vm.mailbox.send(&call.vm.sinks, kind, body, call.now.unix_seconds);
+    Response::new(StatusCode(200), Some(TEXT), &[], "OK")
 }
 
 // cloud-init by its `User-Agent`, for the few documents that need a different form for some versions.

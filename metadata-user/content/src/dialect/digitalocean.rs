@@ -15,16 +15,15 @@ use super::common::cloud_init;
 use super::record_values::{
     IpVersion, gateway, given, known, labels, only_ipv6, payload_texts, public_keys, resolvers, role_name,
 };
-use super::route_builder::{BYTES, JSON, RouteBuilder};
+use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT, computed};
 use super::{Description, Mount};
 use crate::dialect::document::{DocumentNode, JsonDocument, PartKind};
 use crate::dialect::json::json;
-use crate::dialect::route_builder::TEXT;
 use crate::http::{Body, Response, StatusCode};
 use crate::record::network::{Address, AddressMethod};
 use crate::record::values::NicMac;
 use crate::record::{Nic, Record, Role};
-use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods};
+use crate::store::Methods;
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open(WHOLE).waits(Duration::from_millis(1_500)), Mount::open("/metadata/v1")],
@@ -79,7 +78,11 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
             sheet.open(path, response.clone());
         }
     }
-    let tree = Tree::new(shown);
+    // Everything but user-data and vendor-data.
+    let tree = computed("a text of /metadata/v1.json", move |call| match leaf(&shown, call.rest) {
+        Some(text) => Response::new(StatusCode(200), Some(TEXT), &[], text),
+        None => Response::error(StatusCode(404), &[]),
+    });
     sheet.live_below("/metadata/v1", Methods::READ, &[], tree);
 }
 
@@ -220,34 +223,22 @@ const LISTED: [&str; 12] = [
     "features/",
 ];
 
-/// Serves everything below `/metadata/v1` except user-data and vendor-data.
-#[derive(Debug)]
-struct Tree {
-    document: JsonDocument,
+/// Returns a text of the tree.
+fn leaf(document: &JsonDocument, rest: &str) -> Option<Body> {
+    let mut segments = rest.split('/').skip(1);
+    let Some(top) = segments.next() else { return Some(listing(document).into()) };
+    let (_, member) = TOP.into_iter().find(|(name, _)| *name == top)?;
+    let mut node = document.root().member(|name| name == member)?;
+    for segment in segments {
+        node = node.member(|name| shown(name) == segment)?;
+    }
+    Some(text(node))
 }
 
-impl Tree {
-    fn new(document: JsonDocument) -> Self {
-        Self { document }
-    }
-
-    fn text(&self, rest: &str) -> Option<Body> {
-        let mut segments = rest.split('/').skip(1);
-        let Some(top) = segments.next() else { return Some(self.listing().into()) };
-        let (_, member) = TOP.into_iter().find(|(name, _)| *name == top)?;
-        let mut node = self.document.root().member(|name| name == member)?;
-        for segment in segments {
-            node = node.member(|name| shown(name) == segment)?;
-        }
-        Some(text(node))
-    }
-
-    fn listing(&self) -> String {
-        let root = self.document.root();
-        let has_ipv4 = root.member(|name| name == "reserved_ip").is_some();
-        let exists = |name: &&str| has_ipv4 || !name.ends_with("_ip/");
-        LISTED.iter().filter(|name| exists(name)).copied().collect::<Vec<_>>().join("\n")
-    }
+fn listing(document: &JsonDocument) -> String {
+    let has_ipv4 = document.root().member(|name| name == "reserved_ip").is_some();
+    let exists = |name: &&str| has_ipv4 || !name.ends_with("_ip/");
+    LISTED.iter().filter(|name| exists(name)).copied().collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the tree's name for a member of the document.
@@ -275,19 +266,6 @@ pub(crate) fn text(node: DocumentNode<'_>) -> Body {
         }
     };
     lines.join(&b'\n').into()
-}
-
-impl LiveRoute for Tree {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        match self.text(call.rest) {
-            Some(text) => Response::new(StatusCode(200), Some(TEXT), &[], text).into(),
-            None => Response::error(StatusCode(404), &[]).into(),
-        }
-    }
-
-    fn about(&self) -> &'static str {
-        "a text of /metadata/v1.json"
-    }
 }
 
 #[cfg(test)]

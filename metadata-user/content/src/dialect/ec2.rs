@@ -22,17 +22,17 @@ use std::net::IpAddr;
 use std::sync::{Arc, LazyLock};
 use tree::Tree;
 
-use super::route_builder::{RouteBuilder, TEXT};
+use super::route_builder::{RouteBuilder, TEXT, computed};
 use super::tokens::UNPROXIED;
 use super::tokens::signed;
 use super::{AccessCondition, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};
-use crate::identity::{SigningRequest, VmIssuer};
+use crate::identity::SigningRequest;
 use crate::record::values::{Cidr, Timestamp};
 use crate::record::vm::{Disk, Iam};
 use crate::record::{DateTree, Dialect, Imdsv2, Nic, Record, is_instance_tag};
-use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
+use crate::store::{Methods, RequestGuard};
 use crate::token::TokenKind;
 
 pub(super) static DIALECT: Description = Description::new(
@@ -331,7 +331,15 @@ fn iam(record: &Record, tree: &mut Tree<'_, '_>) {
             let response = sheet.found(TEXT, Value::from(document).to_string());
             sheet.guarded(path, guards, response);
         }
-        Some(document) => sheet.live(path, Methods::READ, guards, EternalCredentials { document }),
+        Some(document) => {
+            // Clients require an expiry, so each answer states a time six hours ahead.
+            let credentials = computed("credentials with an expiry six hours from now", move |call| {
+                let mut document = document.clone();
+                document.insert("Expiration".into(), six_hours_later(call.now).into());
+                Response::new(StatusCode(200), Some(TEXT), &[], Value::from(document).to_string())
+            });
+            sheet.live(path, Methods::READ, guards, credentials);
+        }
     }
 }
 
@@ -363,29 +371,6 @@ fn credentials(iam: &Iam) -> Option<Map<String, Value>> {
     Some(document)
 }
 
-/// Serves credentials without an expiry. Clients require one, so each answer states a time six hours ahead.
-struct EternalCredentials {
-    document: Map<String, Value>,
-}
-
-impl std::fmt::Debug for EternalCredentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Lasting(…)")
-    }
-}
-
-impl LiveRoute for EternalCredentials {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let mut document = self.document.clone();
-        document.insert("Expiration".into(), six_hours_later(call.now).into());
-        Response::new(StatusCode(200), Some(TEXT), &[], Value::from(document).to_string()).into()
-    }
-
-    fn about(&self) -> &'static str {
-        "credentials with an expiry six hours from now"
-    }
-}
-
 fn six_hours_later(now: Now) -> String {
     let seconds = i64::try_from(now.unix_seconds).unwrap_or(0).saturating_add(LASTING_SECONDS);
     Timestamp::at(seconds).map_or_else(|| EPOCH.to_owned(), |time| time.as_str().to_owned())
@@ -412,22 +397,8 @@ fn signed_documents(record: &Record, tree: &mut Tree<'_, '_>, document: &Bytes) 
         ("/latest/dynamic/instance-identity/rsa2048", SigningRequest::Envelope(document.clone())),
         ("/latest/dynamic/instance-identity/signature", SigningRequest::Signature(document.clone())),
     ] {
-        tree.live(path, guards, Signed { issuer: Arc::clone(&issuer), wanted });
-    }
-}
-
-#[derive(Debug)]
-struct Signed {
-    issuer: Arc<VmIssuer>,
-    wanted: SigningRequest,
-}
-
-impl LiveRoute for Signed {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        signed(call, &self.issuer, &self.wanted)
-    }
-
-    fn about(&self) -> &'static str {
-        "the identity document, signed by the operator's certificate"
+        let issuer = Arc::clone(&issuer);
+        let about = "the identity document, signed by the operator's certificate";
+        tree.live(path, guards, computed(about, move |call| signed(call, &issuer, &wanted)));
     }
 }

@@ -2,13 +2,13 @@
 
 use std::sync::LazyLock;
 
-use super::route_builder::{JSON, RouteBuilder};
+use super::route_builder::{JSON, RouteBuilder, computed};
 use super::tokens::UNPROXIED;
 use super::{AccessCondition, Description, Mount};
 use crate::http::{Response, StatusCode};
 use crate::record::Record;
 use crate::record::values::{Secret, Timestamp};
-use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
+use crate::store::{Condition, Methods, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -49,7 +49,12 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
             );
             let current = sheet.share(json(StatusCode(200), &document));
             let expired = sheet.share(unavailable("the token has expired"));
-            let token = Token { current, expired, expires: expires.unix_seconds() };
+            let expires = expires.unix_seconds();
+            // A newer token comes with a newer record.
+            let token = computed("the service account's token until it expires", move |call| {
+                let now = i64::try_from(call.now.unix_seconds).unwrap_or(i64::MAX);
+                if now < expires { current.clone() } else { expired.clone() }
+            });
             sheet.live("/v1/token", Methods::READ, &*GUARDS, token);
         }
         None => {
@@ -78,27 +83,6 @@ fn token(record: &Record) -> Option<(&Secret, &Timestamp)> {
 
 fn unavailable(why: &str) -> Response {
     json(StatusCode(500), &format!(r#"{{"error":"token_unavailable","message":{}}}"#, quoted(why)))
-}
-
-/// Serves the token until it expires. A newer token comes with a newer record.
-#[derive(Debug)]
-struct Token {
-    current: Response,
-    expired: Response,
-    /// In Unix seconds.
-    expires: i64,
-}
-
-impl LiveRoute for Token {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let now = i64::try_from(call.now.unix_seconds).unwrap_or(i64::MAX);
-        let answer = if now < self.expires { &self.current } else { &self.expired };
-        answer.clone().into()
-    }
-
-    fn about(&self) -> &'static str {
-        "the service account's token until it expires"
-    }
 }
 
 /// Returns a JSON string.

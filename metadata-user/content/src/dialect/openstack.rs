@@ -12,7 +12,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::record_values::text_form;
-use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT};
+use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT, computed};
 use super::tokens::UNPROXIED;
 use super::{Description, Mount};
 use crate::dialect::json::json;
@@ -24,7 +24,7 @@ use crate::record::vm::{Disk, Payload};
 use crate::record::{Dialect, Nic, Record};
 use crate::sink::MessageKind;
 use crate::store::path::OPENSTACK_VERSIONS;
-use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
+use crate::store::{LiveRequest, Methods, RequestGuard};
 
 /// EVE's guests read the same tree.
 pub(super) static DIALECT: Description = Description::new(
@@ -84,7 +84,8 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let about = "the names of existing documents";
     sheet.either("/openstack/latest", &[], about, is_without_password, first, later);
     let methods = Methods::of(&[Method::Get, Method::Head, Method::Post]);
-    sheet.live("/openstack/latest/password", methods, &*UNPROXIED, Password);
+    let password = computed("the password that the guest posted, once", password);
+    sheet.live("/openstack/latest/password", methods, &*UNPROXIED, password);
 }
 
 /// Returns the names of the documents that exist, for the listing of a version.
@@ -187,35 +188,25 @@ fn is_without_password(call: &LiveRequest<'_>) -> bool {
     call.request.target.path.split('/').any(|segment| segment == WITHOUT_PASSWORD)
 }
 
-/// Serves the password that the guest generated and encrypted for the owner of the VM's key.
-#[derive(Debug)]
-struct Password;
-
-impl LiveRoute for Password {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let answer = |status: u16| Response::error(StatusCode(status), &[]);
-        if is_without_password(call) {
-            return answer(404).into();
-        }
-        let mailbox = &call.vm.mailbox;
-        let ok = |bytes: Bytes| Response::new(StatusCode(200), Some(TEXT), &[], bytes);
-        if call.request.method != Method::Post {
-            return ok(mailbox.posted_password()).into();
-        }
-        let response = match mailbox.post_password(call.request.body) {
-            Ok(()) => {
-                let body = call.request.body;
-                mailbox.send(&call.vm.sinks, MessageKind::Password, body, call.now.unix_seconds);
-                ok(Bytes::new())
-            }
-            Err(PasswordRefused::Empty | PasswordRefused::TooLarge) => answer(400),
-            Err(PasswordRefused::AlreadySet) => answer(409),
-        };
-        response.into()
+/// Serves the password that the guest generated and encrypted for the owner of the VM's key, and takes it once.
+fn password(call: &LiveRequest<'_>) -> Response {
+    let answer = |status: u16| Response::error(StatusCode(status), &[]);
+    if is_without_password(call) {
+        return answer(404);
     }
-
-    fn about(&self) -> &'static str {
-        "the password that the guest posted, once"
+    let mailbox = &call.vm.mailbox;
+    let ok = |bytes: Bytes| Response::new(StatusCode(200), Some(TEXT), &[], bytes);
+    if call.request.method != Method::Post {
+        return ok(mailbox.posted_password());
+    }
+    match mailbox.post_password(call.request.body) {
+        Ok(()) => {
+            let body = call.request.body;
+            mailbox.send(&call.vm.sinks, MessageKind::Password, body, call.now.unix_seconds);
+            ok(Bytes::new())
+        }
+        Err(PasswordRefused::Empty | PasswordRefused::TooLarge) => answer(400),
+        Err(PasswordRefused::AlreadySet) => answer(409),
     }
 }
 

@@ -11,14 +11,14 @@ use serde_json::{Map, Value};
 
 use super::document::DocumentTree;
 use super::record_values::{IpVersion, gateway, given, known, public_key_lines, speaks};
-use super::route_builder::RouteBuilder;
+use super::route_builder::{RouteBuilder, computed};
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};
 use crate::record::values::{Cidr, NicMac};
 use crate::record::vm::Payload;
 use crate::record::{Nic, ORACLE_KEYS, OnOff, Record};
-use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
+use crate::store::{Condition, LiveRequest, LiveRoute, Methods, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -54,25 +54,15 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let vnics = DocumentTree::of(sheet.document(&vnics(record)));
     sheet.live_below("/opc/v2/instance", Methods::READ, &*GUARDS, instance.clone());
     // systemd's client reads user-data at this path, outside the instance.
-    sheet.live("/opc/v2/metadata/user_data", Methods::READ, &*GUARDS, UserData(instance.clone()));
+    let in_instance = instance.clone();
+    let user_data = computed("the user-data of the instance", move |call| {
+        in_instance.answer(&LiveRequest { rest: "/metadata/user_data", ..*call })
+    });
+    sheet.live("/opc/v2/metadata/user_data", Methods::READ, &*GUARDS, user_data);
     sheet.live_below("/opc/v2/vnics", Methods::READ, &*GUARDS, vnics.clone());
     if record.serve.opc_v1 == OnOff::On {
         sheet.live_below("/opc/v1/instance", Methods::READ, &[], instance);
         sheet.live_below("/opc/v1/vnics", Methods::READ, &[], vnics);
-    }
-}
-
-/// Serves the user-data from the instance's document.
-#[derive(Debug)]
-struct UserData(DocumentTree);
-
-impl LiveRoute for UserData {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        self.0.answer(&LiveRequest { rest: "/metadata/user_data", ..*call })
-    }
-
-    fn about(&self) -> &'static str {
-        "the user-data of the instance"
     }
 }
 

@@ -1,6 +1,7 @@
 //! Collects the routes that dialects add.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -199,7 +200,9 @@ impl<'a> RouteBuilder<'a> {
         first: Response,
         other: Response,
     ) {
-        self.live(path, Methods::READ, guards, EitherResponse { about, takes_first, first, other });
+        let either =
+            move |call: &LiveRequest<'_>| if takes_first(call) { first.clone() } else { other.clone() };
+        self.live(path, Methods::READ, guards, computed(about, either));
     }
 
     /// Adds a route with guards for requests with the header field. Other requests get the path's other route, if
@@ -216,18 +219,29 @@ impl<'a> RouteBuilder<'a> {
     }
 }
 
-/// One of two responses, which the request decides.
-#[derive(Debug)]
-struct EitherResponse {
+/// Returns a live route with the answers of a function. `about` describes them for people.
+pub(super) fn computed<R: Into<LiveOutcome>>(
     about: &'static str,
-    takes_first: fn(&LiveRequest<'_>) -> bool,
-    first: Response,
-    other: Response,
+    answer: impl Fn(&LiveRequest<'_>) -> R + Send + Sync + 'static,
+) -> impl LiveRoute {
+    ComputedRoute { about, answer: move |call: &LiveRequest<'_>| answer(call).into() }
 }
 
-impl LiveRoute for EitherResponse {
+struct ComputedRoute<F> {
+    about: &'static str,
+    answer: F,
+}
+
+impl<F> fmt::Debug for ComputedRoute<F> {
+    /// Leaves out what the function captures: it may be a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ComputedRoute").field("about", &self.about).finish_non_exhaustive()
+    }
+}
+
+impl<F: Fn(&LiveRequest<'_>) -> LiveOutcome + Send + Sync> LiveRoute for ComputedRoute<F> {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        if (self.takes_first)(call) { &self.first } else { &self.other }.clone().into()
+        (self.answer)(call)
     }
 
     fn about(&self) -> &'static str {

@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use super::common::cloud_init;
 use super::record_values::{IpVersion, gateway, given, known, labels, payload_text};
-use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT};
+use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT, computed};
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
-use crate::http::{Body, Method as Verb, Response, StatusCode};
+use crate::http::{Body, Method, Response, StatusCode};
 use crate::record::network::{Address, AddressMethod};
 use crate::record::values::Cidr;
 use crate::record::vm::Payload;
@@ -62,9 +62,25 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     ] {
         let response = response(payload.as_ref(), sheet).and_close();
         let response = sheet.share(response);
-        sheet.live_below(path, Methods::READ, &[], PayloadFolder { response, keys });
+        // The payload at its path, where systemd reads it, and as `cloud-init` below. Scaleway's library asks at the
+        // path of user-data for the list of keys in JSON.
+        let folder = computed("for source ports below 1024", move |call| {
+            let (_, port) = call.connection.remote;
+            match (call.rest, &keys) {
+                _ if port >= FIRST_OPEN_PORT => Response::error(StatusCode(403), &[]),
+                ("", Some(keys)) if asks_for_json(call) => keys.clone(),
+                ("" | "/cloud-init", _) => response.clone(),
+                _ => Response::error(StatusCode(404), &[]).and_close(),
+            }
+        });
+        sheet.live_below(path, Methods::READ, &[], folder);
     }
-    sheet.live("/state", Methods::of(&[Verb::Patch]), &[], State);
+    let state = computed("forwards the guest's state", |call| {
+        let (vm, now) = (call.vm, call.now.unix_seconds);
+        vm.mailbox.send(&vm.sinks, MessageKind::Ready, call.request.body, now);
+        Response::new(StatusCode(200), Some(JSON), &[], "{}")
+    });
+    sheet.live("/state", Methods::of(&[Method::Patch]), &[], state);
 }
 
 /// The document, preceded by the members that Scaleway had before `public_ips` and that Afterburn reads. They are
@@ -284,46 +300,6 @@ fn entry(nic: &Nic, address: &Address, cidr: Cidr) -> Option<Value> {
         "netmask": prefix.to_string(),
         "provisioning_mode": mode,
     }))
-}
-
-/// Serves a payload at its path, where systemd reads it, and as `cloud-init` below.
-#[derive(Debug)]
-struct PayloadFolder {
-    response: Response,
-    /// The list of keys in JSON, of which Scaleway's library asks at the path of user-data.
-    keys: Option<Response>,
-}
-
-impl LiveRoute for PayloadFolder {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let (_, port) = call.connection.remote;
-        match call.rest {
-            _ if port >= FIRST_OPEN_PORT => Response::error(StatusCode(403), &[]).into(),
-            "" if let Some(keys) = self.keys.as_ref().filter(|_| asks_for_json(call)) => keys.clone().into(),
-            "" | "/cloud-init" => self.response.clone().into(),
-            _ => Response::error(StatusCode(404), &[]).and_close().into(),
-        }
-    }
-
-    fn about(&self) -> &'static str {
-        "for source ports below 1024"
-    }
-}
-
-/// Forwards the guest's state to `sinks.ready`.
-#[derive(Debug)]
-struct State;
-
-impl LiveRoute for State {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let (vm, now) = (call.vm, call.now.unix_seconds);
-        vm.mailbox.send(&vm.sinks, MessageKind::Ready, call.request.body, now);
-        Response::new(StatusCode(200), Some(JSON), &[], "{}").into()
-    }
-
-    fn about(&self) -> &'static str {
-        "forwards the guest's state"
-    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
-//! Session tokens of EC2 and AliYun: `PUT /latest/api/token`.
+//! Session tokens of EC2 and AliYun at `PUT /latest/api/token`, and tokens and documents that the node's issuer signs
+//! for any dialect.
 
 use bytes::Bytes;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use super::route_builder::{JSON, RouteBuilder, TEXT};
+use super::route_builder::{JSON, RouteBuilder, TEXT, computed};
 use crate::http::{Method, Response, StatusCode};
 use crate::identity::{IssuedToken, IssuerResponse, SigningRequest, TokenRefusal, VmIssuer};
 use crate::record::identity::Audience;
@@ -59,7 +60,7 @@ pub(super) fn present(sheet: &mut RouteBuilder<'_>, kind: TokenKind, ttl: &'stat
 
 /// Adds a token route that answers 404 to every method. Clients that can work without a token then do so.
 pub(super) fn absent(sheet: &mut RouteBuilder<'_>) {
-    sheet.live(PATH, EVERY_METHOD, &[], NoTokens);
+    sheet.live(PATH, EVERY_METHOD, &[], computed("404: no session tokens", |_| NOT_FOUND.clone()));
 }
 
 #[derive(Debug)]
@@ -103,19 +104,6 @@ impl LiveRoute for Tokens {
 
     fn about(&self) -> &'static str {
         "a session token"
-    }
-}
-
-#[derive(Debug)]
-struct NoTokens;
-
-impl LiveRoute for NoTokens {
-    fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
-        NOT_FOUND.clone().into()
-    }
-
-    fn about(&self) -> &'static str {
-        "404: no session tokens"
     }
 }
 
@@ -167,11 +155,9 @@ fn error(status: StatusCode, fields: &[(&str, &str)], name: &str, message: &str)
 /// Adds the path, on a node with an issuer.
 pub(super) fn render(sheet: &mut RouteBuilder<'_>) {
     sheet.begin(EVERY_DIALECT);
-    sheet.live(JWT_PATH, Methods::READ, &*JWT_GUARDS, Jwt);
+    let jwt = computed("an identity token for an audience", answer_jwt);
+    sheet.live(JWT_PATH, Methods::READ, &*JWT_GUARDS, jwt);
 }
-
-#[derive(Debug)]
-struct Jwt;
 
 /// Returns the only parameter `audience`.
 pub(super) fn audience(query: &str) -> Option<Audience> {
@@ -181,22 +167,16 @@ pub(super) fn audience(query: &str) -> Option<Audience> {
     audience.filter(|_| audiences.next().is_none())
 }
 
-impl LiveRoute for Jwt {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let Some(issuer) = &call.vm.issuer else { return UNAVAILABLE.clone().into() };
-        let Some(audience) = audience(call.request.target.query) else { return BAD_AUDIENCE.clone().into() };
-        let token = |token: IssuedToken| Response::new(StatusCode(200), Some(JWT), &[], token.text);
-        let refused = |why| match why {
-            TokenRefusal::Audience => REFUSED.clone(),
-            TokenRefusal::TooMany => TOO_MANY.clone(),
-            TokenRefusal::Unavailable => UNAVAILABLE.clone(),
-        };
-        issue(call, issuer, &SigningRequest::token(&audience), token, refused)
-    }
-
-    fn about(&self) -> &'static str {
-        "an identity token for an audience"
-    }
+fn answer_jwt(call: &LiveRequest<'_>) -> LiveOutcome {
+    let Some(issuer) = &call.vm.issuer else { return UNAVAILABLE.clone().into() };
+    let Some(audience) = audience(call.request.target.query) else { return BAD_AUDIENCE.clone().into() };
+    let token = |token: IssuedToken| Response::new(StatusCode(200), Some(JWT), &[], token.text);
+    let refused = |why| match why {
+        TokenRefusal::Audience => REFUSED.clone(),
+        TokenRefusal::TooMany => TOO_MANY.clone(),
+        TokenRefusal::Unavailable => UNAVAILABLE.clone(),
+    };
+    issue(call, issuer, &SigningRequest::token(&audience), token, refused)
 }
 
 static FORBIDDEN: LazyLock<Response> = LazyLock::new(|| Response::error(StatusCode(403), &[]));

@@ -10,18 +10,18 @@ use serde_json::Value;
 
 use super::common::cloud_init;
 use super::digitalocean;
-use super::document::{JsonDocument, PartKind};
+use super::document::PartKind;
 use super::network_config::{Resolvers, version_1};
 use super::record_values::{
     IpVersion, gateway, given, known, payload_texts, public_key_lines, public_keys, role_name, speaks,
 };
-use super::route_builder::{JSON, RouteBuilder, TEXT};
+use super::route_builder::{JSON, RouteBuilder, TEXT, computed};
 use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};
 use crate::record::values::NicMac;
 use crate::record::{Nic, Record};
-use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods};
+use crate::store::Methods;
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -44,7 +44,15 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
         Some((user_data, vendor_data)) => {
             let document = sheet.document(&document(record, user_data, vendor_data));
             let response = sheet.own(JSON, document.body());
-            sheet.live("/v1.json", Methods::READ, &[], Whole { document, response });
+            let about = "the document, without cloud_interfaces for cloud-init before 23.1";
+            let whole = computed(about, move |call| {
+                if cloud_init(call.request).is_none_or(|version| version >= TAKES_INTERFACES) {
+                    return response.clone();
+                }
+                let body = document.root().json_without("cloud_interfaces");
+                Response::new(StatusCode(200), Some(JSON), &[], body)
+            });
+            sheet.live("/v1.json", Methods::READ, &[], whole);
         }
         None => {
             let unread = sheet.unread();
@@ -57,7 +65,16 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     sheet.text("/v1/region", "regioncode");
     sheet.text("/v1/region/regioncode", record.region_code());
     let document = sheet.document(&interfaces(record));
-    sheet.live_below("/v1/interfaces", Methods::READ, &[], Interfaces { document });
+    // A tree of texts. An index lists its names, those of indexes with a final slash.
+    let interfaces = computed("a text of the interfaces in /v1.json", move |call| {
+        match document.at(call.rest).map(|node| (node.form(), digitalocean::text(node))) {
+            // An unknown address is an empty text in the document.
+            None => Response::error(StatusCode(404), &[]),
+            Some((PartKind::Scalar, text)) if text.is_empty() => Response::error(StatusCode(404), &[]),
+            Some((_, text)) => Response::new(StatusCode(200), Some(TEXT), &[], text),
+        }
+    });
+    sheet.live_below("/v1/interfaces", Methods::READ, &[], interfaces);
     sheet.text("/v1/public-keys", public_key_lines(record));
     if let Some(user_data) = &record.user_data {
         let user_data = sheet.payload(user_data);
@@ -83,27 +100,6 @@ fn public(record: &Record, version: IpVersion) -> Option<IpAddr> {
 /// First version of cloud-init that reads `cloud_interfaces` correctly.
 const TAKES_INTERFACES: (u32, u32) = (23, 1);
 
-/// The document, in the form its reader understands.
-#[derive(Debug)]
-struct Whole {
-    document: JsonDocument,
-    response: Response,
-}
-
-impl LiveRoute for Whole {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        if cloud_init(call.request).is_none_or(|version| version >= TAKES_INTERFACES) {
-            return self.response.clone().into();
-        }
-        let body = self.document.root().json_without("cloud_interfaces");
-        Response::new(StatusCode(200), Some(JSON), &[], body).into()
-    }
-
-    fn about(&self) -> &'static str {
-        "the document, without cloud_interfaces for cloud-init before 23.1"
-    }
-}
-
 fn document(record: &Record, user_data: String, vendor_data: String) -> Value {
     json!({
         "cloud_interfaces": version_1(&record.network, Resolvers::Item, |_, _| true),
@@ -116,28 +112,6 @@ fn document(record: &Record, user_data: String, vendor_data: String) -> Value {
         "user-data": user_data,
         "vendor-data": vendor_data,
     })
-}
-
-/// The NICs as a tree of texts. An index lists its names, those of indexes with a final slash.
-#[derive(Debug)]
-struct Interfaces {
-    document: JsonDocument,
-}
-
-impl LiveRoute for Interfaces {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        match self.document.at(call.rest).map(|node| (node.form(), digitalocean::text(node))) {
-            // An unknown address is an empty text in the document.
-            None => Response::error(StatusCode(404), &[]),
-            Some((PartKind::Scalar, text)) if text.is_empty() => Response::error(StatusCode(404), &[]),
-            Some((_, text)) => Response::new(StatusCode(200), Some(TEXT), &[], text),
-        }
-        .into()
-    }
-
-    fn about(&self) -> &'static str {
-        "a text of the interfaces in /v1.json"
-    }
 }
 
 fn interfaces(record: &Record) -> Value {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::LazyLock;
 
-use super::super::route_builder::{JSON, RouteBuilder, TEXT};
+use super::super::route_builder::{JSON, RouteBuilder, TEXT, computed};
 use crate::dialect::record_values::{IpVersion, given, known};
 use crate::http::{Method, Response, StatusCode};
 use crate::record::Record;
@@ -33,13 +33,22 @@ const POST: Methods = Methods::of(&[Method::Post]);
 
 pub(super) fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let versions = sheet.found(XML, versions());
-    sheet.live("/", Methods::READ, &*GUARDS, Root { versions });
+    let root = computed("versions of the protocol, for comp=versions", move |call| {
+        if comp(call) == "versions" { versions.clone().into() } else { not_found() }
+    });
+    sheet.live("/", Methods::READ, &*GUARDS, root);
     let state = WireserverState::of(record);
     let goal_state = sheet.own(XML, state.goal_state());
     let both = Methods::of(&[Method::Get, Method::Head, Method::Post]);
     sheet.live("/machine", both, &*GUARDS, Machine { goal_state, state });
-    sheet.live("/provisioning/health", POST, &*GUARDS, Provisioning);
-    sheet.live("/HealthService", POST, &*GUARDS, Observations);
+    // The report of azure-init.
+    let provisioned = computed("report to sinks.ready", |call| {
+        forward(call);
+        PROVISIONED.clone()
+    });
+    sheet.live("/provisioning/health", POST, &*GUARDS, provisioned);
+    // WALinuxAgent's observations of this server, once a minute.
+    sheet.live("/HealthService", POST, &*GUARDS, computed("accepted and dropped", |_| TAKEN.clone()));
 }
 
 /// Returns the value of a parameter. The name matches in any case.
@@ -62,25 +71,6 @@ fn not_found() -> LiveOutcome {
 fn forward(call: &LiveRequest<'_>) {
     let mailbox = &call.vm.mailbox;
     mailbox.send(&call.vm.sinks, MessageKind::Ready, call.request.body, call.now.unix_seconds);
-}
-
-/// `/?comp=versions`.
-#[derive(Debug)]
-struct Root {
-    versions: Response,
-}
-
-impl LiveRoute for Root {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        match comp(call).as_str() {
-            "versions" => self.versions.clone().into(),
-            _ => not_found(),
-        }
-    }
-
-    fn about(&self) -> &'static str {
-        "versions of the protocol, for comp=versions"
-    }
 }
 
 /// `/machine?comp=…`.
@@ -122,35 +112,6 @@ impl LiveRoute for Machine {
 
     fn about(&self) -> &'static str {
         "goal state and configuration, and reports to sinks.ready"
-    }
-}
-
-/// `/provisioning/health`, azure-init's report.
-#[derive(Debug)]
-struct Provisioning;
-
-impl LiveRoute for Provisioning {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        forward(call);
-        PROVISIONED.clone().into()
-    }
-
-    fn about(&self) -> &'static str {
-        "report to sinks.ready"
-    }
-}
-
-/// `/HealthService`: WALinuxAgent's observations of this server, once a minute.
-#[derive(Debug)]
-struct Observations;
-
-impl LiveRoute for Observations {
-    fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
-        TAKEN.clone().into()
-    }
-
-    fn about(&self) -> &'static str {
-        "accepted and dropped"
     }
 }
 
@@ -352,21 +313,9 @@ pub(super) fn render_host_plugin(sheet: &mut RouteBuilder<'_>) {
     let healthy = sheet.found(TEXT, "");
     sheet.guarded("/health", &*GUARDS, healthy);
     for path in ["/status", "/vmAgentLog"] {
-        sheet.live(path, Methods::of(&[Method::Put]), &*GUARDS, AgentReports);
-    }
-}
-
-/// Accepts reports of the agent and drops them.
-#[derive(Debug)]
-struct AgentReports;
-
-impl LiveRoute for AgentReports {
-    fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
-        REPORT_TAKEN.clone().into()
-    }
-
-    fn about(&self) -> &'static str {
-        "accepted and dropped"
+        // The agent's reports.
+        let reports = computed("accepted and dropped", |_| REPORT_TAKEN.clone());
+        sheet.live(path, Methods::of(&[Method::Put]), &*GUARDS, reports);
     }
 }
 
