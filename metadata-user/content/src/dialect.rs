@@ -252,18 +252,18 @@ pub fn render(record: &Record, interner: &mut Interner, vm: VmState) -> Response
 /// Renders the answers of these dialects, and those that every VM has.
 fn render_dialects(record: &Record, interner: &mut Interner, vm: VmState, dialects: Dialects) -> Responses {
     let issues = vm.issuer.is_some();
-    let mut sheet = RouteBuilder::new(interner, vm);
-    sheet.limit(RequestLimit { per_second: record.serve.limits.rps, burst: record.serve.limits.burst });
-    common::render_root(record, &mut sheet);
+    let mut routes = RouteBuilder::new(interner, vm);
+    routes.limit(RequestLimit { per_second: record.serve.limits.rps, burst: record.serve.limits.burst });
+    common::render_root(record, &mut routes);
     for row in DIALECTS.iter().filter(|row| dialects.contains(row.name())) {
-        sheet.begin(row.name().as_str());
-        (row.dialect.render)(record, &mut sheet);
+        routes.begin(row.name().as_str());
+        (row.dialect.render)(record, &mut routes);
     }
-    common::render_reports(&mut sheet);
+    common::render_reports(&mut routes);
     if issues {
-        tokens::render(&mut sheet);
+        tokens::render(&mut routes);
     }
-    sheet.finish()
+    routes.finish()
 }
 
 // Dialects that are rendered when their guest first asks for them.

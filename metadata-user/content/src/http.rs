@@ -1,4 +1,4 @@
-//! HTTP/1.0 and 1.1 as a metadata service needs it (RFC 9110, RFC 9112).
+//! HTTP/1.0 and 1.1 as a metadata service needs it (RFC 9110, RFC 9112): a parsed request, and why one is refused.
 
 pub mod body;
 pub mod date;

@@ -39,10 +39,7 @@ impl OnDemand {
         let entry = self.store.get(slot);
         let SlotState::Ready(responses) = entry else { return entry };
         let missing = dialect::missing(&responses, host, path);
-        SlotState::Ready(match missing.is_empty() {
-            true => responses,
-            false => self.render(slot, responses, missing),
-        })
+        SlotState::Ready(self.render(slot, responses, missing))
     }
 
     /// Answers a request of a slot by the responses that [`Store::get`] returned. Also returns the dialect of the
@@ -60,17 +57,18 @@ impl OnDemand {
             return (outcome, datasource, responses);
         }
         let missing = dialect::missing(&responses, Host::at(connection.local), request.target.path);
-        let responses = match missing.is_empty() {
-            true => responses,
-            false => self.render(connection.slot, responses, missing),
-        };
+        let responses = self.render(connection.slot, responses, missing);
         let (outcome, datasource) = responses.answer_of(now, connection, request, parked);
         (outcome, datasource, responses)
     }
 
-    /// Renders more dialects of a slot's record.
-    #[cold]
+    /// Renders these dialects of a slot's record, too.
     fn render(&self, slot: Slot, old: Arc<Responses>, missing: Dialects) -> Arc<Responses> {
+        if missing.is_empty() { old } else { self.render_more(slot, old, missing) }
+    }
+
+    #[cold]
+    fn render_more(&self, slot: Slot, old: Arc<Responses>, missing: Dialects) -> Arc<Responses> {
         let more = match self.interner.try_lock() {
             Ok(mut interner) => dialect::render_more(&old, &mut interner, missing),
             // Another thread renders or sweeps. This guest's answers share less memory with those of others.

@@ -43,9 +43,9 @@ const EXPIRY: &str = "Metadata-Token-Expiry-Seconds";
 static HAS_TOKEN: LazyLock<[RequestGuard; 1]> =
     LazyLock::new(|| [tokens::required(TOKEN, TokenKind::Akamai)]);
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     let mint = SessionTokenIssuer { hop_limit: record.serve.hop_limit.get() };
-    sheet.live("/v1/token", Methods::of(&[Method::Put]), &*UNPROXIED, mint);
+    routes.live("/v1/token", Methods::of(&[Method::Put]), &*UNPROXIED, mint);
     for (path, document) in [
         ("/v1/instance", instance(record)),
         ("/v1/network", network(record)),
@@ -53,21 +53,21 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     ] {
         let mut lines = String::new();
         flatten("", &document, &mut lines);
-        let (text, json) = (sheet.found(TEXT, lines), sheet.json(&document));
+        let (text, json) = (routes.found(TEXT, lines), routes.json(&document));
         let about = "the document as text, or as JSON if the request accepts it";
-        sheet.either(path, &*HAS_TOKEN, about, |call| accepts_json(call.request), json, text);
+        routes.either(path, &*HAS_TOKEN, about, |call| accepts_json(call.request), json, text);
     }
     let user_data = match record.user_data.as_ref().map(Payload::bytes) {
-        None => sheet.found(TEXT, ""),
+        None => routes.found(TEXT, ""),
         Some(Some(bytes)) => {
-            let encoded = sheet.bytes(STANDARD.encode(bytes));
-            sheet.found(TEXT, encoded)
+            let encoded = routes.bytes(STANDARD.encode(bytes));
+            routes.found(TEXT, encoded)
         }
-        Some(None) => sheet.unread(),
+        Some(None) => routes.unread(),
     };
-    sheet.guarded_when(TOKEN, "/v1/user-data", &*HAS_TOKEN, user_data.clone());
+    routes.guarded_when(TOKEN, "/v1/user-data", &*HAS_TOKEN, user_data.clone());
     if !record.serve.serves(record::Dialect::NoCloud) {
-        sheet.guarded("/v1/user-data", &*HAS_TOKEN, user_data);
+        routes.guarded("/v1/user-data", &*HAS_TOKEN, user_data);
     }
 }
 
@@ -181,35 +181,24 @@ struct SessionTokenIssuer {
 
 impl LiveRoute for SessionTokenIssuer {
     fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let Some(seconds) = call.request.headers.get(EXPIRY).and_then(expiry) else {
+        let Some(seconds) = tokens::requested_ttl(call, EXPIRY, TokenKind::Akamai) else {
             return Response::error(StatusCode(400), &[]).into();
         };
         let vm = call.vm;
         let token = vm.keyring.mint(TokenKind::Akamai, &vm.owner, seconds, call.now.unix_seconds);
         let fields = [(EXPIRY, &*seconds.to_string())];
-        let (kind, body) = match accepts_json(call.request) {
-            true => (JSON, json!([token]).to_string()),
-            false => (TEXT, token),
-        };
+        let (kind, body) =
+            if accepts_json(call.request) { (JSON, json!([token]).to_string()) } else { (TEXT, token) };
         Response::new(StatusCode(200), Some(kind), &fields, body).within(self.hop_limit).into()
     }
 
     fn lacks(&self, call: &LiveRequest<'_>) -> Option<(String, StatusCode)> {
-        let most = TokenKind::Akamai.longest_ttl_seconds();
-        let is_refused = call.request.headers.get(EXPIRY).and_then(expiry).is_none();
-        is_refused.then(|| (format!("the field `{EXPIRY}` with 1 to {most} seconds"), StatusCode(400)))
+        tokens::lacks_ttl(call, EXPIRY, TokenKind::Akamai)
     }
 
     fn about(&self) -> &'static str {
         "a token for 1 to 86400 s"
     }
-}
-
-/// Parses a token lifetime in seconds; `None` outside the allowed range.
-fn expiry(field: &[u8]) -> Option<u32> {
-    let digits = std::str::from_utf8(field).ok()?;
-    let seconds = digits.bytes().all(|digit| digit.is_ascii_digit()).then(|| digits.parse().ok())??;
-    (1..=TokenKind::Akamai.longest_ttl_seconds()).contains(&seconds).then_some(seconds)
 }
 
 #[cfg(test)]

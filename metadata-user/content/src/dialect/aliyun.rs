@@ -43,33 +43,33 @@ static OPTIONAL_UNPROXIED: LazyLock<[RequestGuard; 2]> =
 static REQUIRED_UNPROXIED: LazyLock<[RequestGuard; 2]> =
     LazyLock::new(|| [UNPROXIED[0].clone(), REQUIRED[0].clone()]);
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    sheet.at(Host::AliYun);
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    routes.at(Host::AliYun);
     let guards: &'static [RequestGuard] = match record.serve.imdsv2 {
         Imdsv2::Required => &*REQUIRED,
         Imdsv2::Optional | Imdsv2::Off => &*OPTIONAL,
     };
     match record.serve.imdsv2 {
-        Imdsv2::Off => tokens::absent(sheet),
-        _ => tokens::present(sheet, TokenKind::AliYun, TTL, record.serve.hop_limit.get()),
+        Imdsv2::Off => tokens::absent(routes),
+        _ => tokens::present(routes, TokenKind::AliYun, TTL, record.serve.hop_limit.get()),
     }
-    let signs = signed_document(record, sheet, guards);
+    let signs = signed_document(record, routes, guards);
     let listing = if signs {
         "dynamic\nmeta-data\nuser-data\nvendor-data"
     } else {
         "meta-data\nuser-data\nvendor-data"
     };
-    let listing = sheet.found(TEXT, listing);
-    sheet.guarded("/latest", guards, listing);
+    let listing = routes.found(TEXT, listing);
+    routes.guarded("/latest", guards, listing);
     let payloads = [("/latest/user-data", &record.user_data), ("/latest/vendor-data", &record.vendor_data)];
     for (path, payload) in payloads {
         let response = match payload {
-            Some(payload) => sheet.payload(payload),
-            None => sheet.found(BYTES, ""),
+            Some(payload) => routes.payload(payload),
+            None => routes.found(BYTES, ""),
         };
-        sheet.guarded(path, guards, response);
+        routes.guarded(path, guards, response);
     }
-    let document = sheet.document(&document(record));
+    let document = routes.document(&document(record));
     // `all`, and each of its members as a directory or a leaf, as EC2's tree does.
     let tree = computed("`all` as JSON, and its members as a tree", move |call| {
         if call.rest == "/all" {
@@ -83,7 +83,7 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
             None => Response::error(StatusCode(404), &[]),
         }
     });
-    sheet.live_below("/latest/meta-data", Methods::READ, guards, tree);
+    routes.live_below("/latest/meta-data", Methods::READ, guards, tree);
 }
 
 fn document(record: &Record) -> Value {
@@ -210,22 +210,22 @@ const IDENTITY_DIRECTORY: &str = "/latest/dynamic/instance-identity";
 static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| Response::error(StatusCode(400), &[]));
 
 /// Adds the directory; returns false on a node that signs no documents.
-fn signed_document(record: &Record, sheet: &mut RouteBuilder<'_>, guards: &'static [RequestGuard]) -> bool {
+fn signed_document(record: &Record, routes: &mut RouteBuilder<'_>, guards: &'static [RequestGuard]) -> bool {
     let serves = record.serve.serves(Dialect::AliYun);
-    let Some(issuer) = sheet.issuer().filter(|issuer| issuer.signs_documents() && serves).cloned() else {
+    let Some(issuer) = routes.issuer().filter(|issuer| issuer.signs_documents() && serves).cloned() else {
         return false;
     };
     let text: Bytes = identity_document(record).to_string().into();
     let listings = [("/latest/dynamic", "instance-identity/"), (IDENTITY_DIRECTORY, "document\npkcs7")];
     for (path, listing) in listings {
-        let response = sheet.found(TEXT, listing);
-        sheet.guarded(path, guards, response);
+        let response = routes.found(TEXT, listing);
+        routes.guarded(path, guards, response);
     }
-    let response = sheet.found(TEXT, text.clone());
-    sheet.guarded(format!("{IDENTITY_DIRECTORY}/document"), guards, response);
+    let response = routes.found(TEXT, text.clone());
+    routes.guarded(format!("{IDENTITY_DIRECTORY}/document"), guards, response);
     let guards =
         if record.serve.imdsv2 == Imdsv2::Required { &*REQUIRED_UNPROXIED } else { &*OPTIONAL_UNPROXIED };
-    sheet.live(
+    routes.live(
         format!("{IDENTITY_DIRECTORY}/pkcs7"),
         Methods::READ,
         guards,

@@ -134,32 +134,32 @@ fn too_many() -> Response {
     Response::new(StatusCode(429), Some(JSON), &[("Retry-After", "1")], document.to_string())
 }
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let versions = sheet.found(DOCUMENT, VERSIONS_DOCUMENT.clone());
-    sheet.guarded("/metadata/versions", &*GUARDS, versions);
-    let events = sheet.found(DOCUMENT, NO_EVENTS);
-    sheet.guarded("/metadata/scheduledevents", &*GUARDS, events);
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    let versions = routes.found(DOCUMENT, VERSIONS_DOCUMENT.clone());
+    routes.guarded("/metadata/versions", &*GUARDS, versions);
+    let events = routes.found(DOCUMENT, NO_EVENTS);
+    routes.guarded("/metadata/scheduledevents", &*GUARDS, events);
     // What Azure answers for a VM without a load balancer.
     let no_balancer = computed("the VM has no load balancer", |call| {
         let found = |_| Response::new(StatusCode(404), Some(JSON), &[], NO_BALANCER);
         Parameters::parse(call.request.target.query).map_or_else(|refused| refused, found)
     });
-    sheet.live("/metadata/loadbalancer", Methods::READ, &*GUARDS, no_balancer);
+    routes.live("/metadata/loadbalancer", Methods::READ, &*GUARDS, no_balancer);
     let instance = Instance {
-        document: sheet.document(&whole(record)),
+        document: routes.document(&whole(record)),
         unread: record.user_data.as_ref().is_some_and(|payload| payload.bytes().is_none()),
     };
-    sheet.live_below("/metadata/instance", Methods::READ, &*GUARDS, instance);
-    if let Some(issuer) = sheet.issuer().filter(|issuer| issuer.signs_documents()).cloned() {
+    routes.live_below("/metadata/instance", Methods::READ, &*GUARDS, instance);
+    if let Some(issuer) = routes.issuer().filter(|issuer| issuer.signs_documents()).cloned() {
         let attested = identity::AttestedDocuments::new(record, issuer);
-        sheet.live("/metadata/attested/document", Methods::READ, &*GUARDS, attested);
+        routes.live("/metadata/attested/document", Methods::READ, &*GUARDS, attested);
     }
-    let identity = identity::Tokens::new(record, sheet.issuer());
-    sheet.live("/metadata/identity/oauth2/token", Methods::READ, &*GUARDS, identity);
-    sheet.at(Host::Wireserver);
-    wireserver::render(record, sheet);
-    sheet.at(Host::HostPlugin);
-    wireserver::render_host_plugin(sheet);
+    let identity = identity::Tokens::new(record, routes.issuer());
+    routes.live("/metadata/identity/oauth2/token", Methods::READ, &*GUARDS, identity);
+    routes.at(Host::Wireserver);
+    wireserver::render(record, routes);
+    routes.at(Host::HostPlugin);
+    wireserver::render_host_plugin(routes);
 }
 
 /// Serves `/metadata/instance` of one VM.

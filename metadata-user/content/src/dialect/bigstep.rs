@@ -18,10 +18,10 @@ pub(super) static DIALECT: Description =
 
 const PATH: &str = "/bigstep/metadata";
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     let texts = payload_texts(record);
     let document = match texts {
-        Some((user_data, vendor_data)) => sheet.json(&json!({
+        Some((user_data, vendor_data)) => routes.json(&json!({
             "metadata": {
                 "availability-zone": record.placement.zone.as_str(),
                 "instance-id": record.vm.uuid.as_str(),
@@ -33,9 +33,9 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
             "userdata_raw": user_data,
             "vendordata_raw": vendor_data,
         })),
-        None => sheet.unread(),
+        None => routes.unread(),
     };
-    sheet.open(PATH, document);
+    routes.open(PATH, document);
 }
 
 #[cfg(test)]

@@ -21,25 +21,25 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 );
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     let id = record.numeric_id().to_string();
     // The client reads the id under its older name.
-    let document = sheet.json(&json!({
+    let document = routes.json(&json!({
         "instance-id": id.as_str(),
         "instance_id": id.as_str(),
         "local-hostname": record.hostname.fqdn(),
         "network": network(&record.network),
         "public-keys": public_keys(record),
     }));
-    sheet.open("/v1/metadata", document);
+    routes.open("/v1/metadata", document);
     let user_data = match payload_text(record.user_data.as_ref()) {
         Some(text) => {
-            let encoded = sheet.bytes(STANDARD.encode(text));
-            sheet.found(TEXT, encoded)
+            let encoded = routes.bytes(STANDARD.encode(text));
+            routes.found(TEXT, encoded)
         }
-        None => sheet.unread(),
+        None => routes.unread(),
     };
-    sheet.open("/v1/userdata", user_data);
+    routes.open("/v1/userdata", user_data);
 }
 
 fn network(network: &Network) -> Value {

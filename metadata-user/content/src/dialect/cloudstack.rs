@@ -23,22 +23,22 @@ const REQUEST: &str = "DomU_Request";
 /// Request with which the guest confirms that it saved the password, and response once it has.
 const SAVED: &str = "saved_password";
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     if record.serve.date_tree == DateTree::CloudStack {
-        tree(record, sheet);
-        tokens::absent(sheet);
+        tree(record, routes);
+        tokens::absent(routes);
     }
-    sheet.at(Host::Password);
+    routes.at(Host::Password);
     let password = record.admin.as_ref().and_then(|admin| admin.password.clone());
     // The password also requires the field `REQUEST`.
     let server = computed("the password, until the guest has saved it", move |call| {
         answer_password(call, password.as_ref())
     });
-    sheet.live_below("/", Methods::READ, &*tokens::UNPROXIED, server);
+    routes.live_below("/", Methods::READ, &*tokens::UNPROXIED, server);
 }
 
 /// Adds the flat tree. cloud-init fails without `availability-zone` and `instance-id`.
-fn tree(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn tree(record: &Record, routes: &mut RouteBuilder<'_>) {
     let mut leaves = vec![
         ("/latest/meta-data/availability-zone", record.placement.zone.to_string()),
         ("/latest/meta-data/cloud-identifier", format!("CloudStack-{}", record.placement.region)),
@@ -62,17 +62,17 @@ fn tree(record: &Record, sheet: &mut RouteBuilder<'_>) {
     leaves.push(("/latest/meta-data/vm-id", record.vm.uuid.to_string()));
 
     let names: Vec<&str> = leaves.iter().filter_map(|(path, _)| path.rsplit('/').next()).collect();
-    sheet.text("/latest/meta-data", names.join("\n"));
+    routes.text("/latest/meta-data", names.join("\n"));
     for (path, text) in leaves.into_iter().chain(absent) {
-        let response = sheet.found(TEXT, text);
+        let response = routes.found(TEXT, text);
         // CloudStack's documentation names the leaf without `meta-data`. Its virtual router serves both.
-        sheet.open(path.replacen("/meta-data", "", 1), response.clone());
-        sheet.open(path, response);
+        routes.open(path.replacen("/meta-data", "", 1), response.clone());
+        routes.open(path, response);
     }
-    sheet.text("/latest", if record.user_data.is_some() { "meta-data\nuser-data" } else { "meta-data" });
+    routes.text("/latest", if record.user_data.is_some() { "meta-data\nuser-data" } else { "meta-data" });
     if let Some(user_data) = &record.user_data {
-        let response = sheet.payload(user_data);
-        sheet.open("/latest/user-data", response);
+        let response = routes.payload(user_data);
+        routes.open("/latest/user-data", response);
     }
 }
 

@@ -39,22 +39,22 @@ const VERSIONS: [&str; 26] = [
 ];
 
 /// Adds `/` for every record; `serve.gce_root` gives it to GCE.
-pub(super) fn render_root(record: &Record, sheet: &mut RouteBuilder<'_>) {
+pub(super) fn render_root(record: &Record, routes: &mut RouteBuilder<'_>) {
     let has_gce = record.serve.serves(Dialect::Gce);
     if record.serve.gce_root && has_gce {
-        sheet.begin(Dialect::Gce.as_str());
-        let google = gce::root(sheet);
-        return sheet.open("/", google);
+        routes.begin(Dialect::Gce.as_str());
+        let google = gce::root(routes);
+        return routes.open("/", google);
     }
-    sheet.begin(EVERY_DIALECT);
-    let versions = sheet.found(TEXT, VERSIONS.join("\n"));
+    routes.begin(EVERY_DIALECT);
+    let versions = routes.found(TEXT, VERSIONS.join("\n"));
     if has_gce {
         // Google's client libraries recognise GCE by its root.
-        let google = gce::root(sheet);
+        let google = gce::root(routes);
         let about = "the versions of EC2's tree; GCE's root for requests with Metadata-Flavor";
-        sheet.either("/", &[], about, |call| gce::FLAVOUR.holds(call), google, versions);
+        routes.either("/", &[], about, |call| gce::FLAVOUR.holds(call), google, versions);
     } else {
-        sheet.open("/", versions);
+        routes.open("/", versions);
     }
 }
 
@@ -67,13 +67,13 @@ pub(super) fn render_root(record: &Record, sheet: &mut RouteBuilder<'_>) {
 const POST: Methods = Methods::of(&[Method::Post]);
 
 /// Adds the two paths for every record.
-pub(super) fn render_reports(sheet: &mut RouteBuilder<'_>) {
-    sheet.begin(EVERY_DIALECT);
+pub(super) fn render_reports(routes: &mut RouteBuilder<'_>) {
+    routes.begin(EVERY_DIALECT);
     for (path, kind, about) in [
         ("/v1/phone-home", MessageKind::PhoneHome, "forwards phone_home's form, at most 16 KiB"),
         ("/v1/events", MessageKind::Event, "forwards an event"),
     ] {
-        sheet.live(path, POST, &[], computed(about, move |call| forward(call, kind)));
+        routes.live(path, POST, &[], computed(about, move |call| forward(call, kind)));
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) static DIALECT: Description = Description::new(
 /// Path of the document.
 const WHOLE: &str = "/metadata/v1.json";
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     let mut document = document(record);
     let texts = payload_texts(record);
     let unread = texts.is_none();
@@ -42,20 +42,20 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
         document["user_data"] = user_data.into();
         document["vendor_data"] = vendor_data.into();
     }
-    let shown = sheet.document(&document);
+    let shown = routes.document(&document);
     if unread {
-        let unread = sheet.unread();
-        sheet.open(WHOLE, unread);
+        let unread = routes.unread();
+        routes.open(WHOLE, unread);
     } else {
-        let for_others = sheet.own(JSON, shown.body());
+        let for_others = routes.own(JSON, shown.body());
         let known = interfaces(record, Reader::CloudInit);
         if known == document["interfaces"] {
-            sheet.open(WHOLE, for_others);
+            routes.open(WHOLE, for_others);
         } else {
             document["interfaces"] = known;
-            let for_cloud_init = sheet.json(&document);
+            let for_cloud_init = routes.json(&document);
             let about = "the document; for cloud-init, without unknown gateways";
-            sheet.either(
+            routes.either(
                 WHOLE,
                 &[],
                 about,
@@ -71,11 +71,11 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     ] {
         // Ignition fails the boot if user-data does not exist, and continues if it is empty.
         let response = match payload {
-            Some(payload) => sheet.payload(payload),
-            None => sheet.found(BYTES, ""),
+            Some(payload) => routes.payload(payload),
+            None => routes.found(BYTES, ""),
         };
         for path in paths {
-            sheet.open(path, response.clone());
+            routes.open(path, response.clone());
         }
     }
     // Everything but user-data and vendor-data.
@@ -83,7 +83,7 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
         Some(text) => Response::new(StatusCode(200), Some(TEXT), &[], text),
         None => Response::error(StatusCode(404), &[]),
     });
-    sheet.live_below("/metadata/v1", Methods::READ, &[], tree);
+    routes.live_below("/metadata/v1", Methods::READ, &[], tree);
 }
 
 /// Returns the document without user-data and vendor-data.

@@ -54,13 +54,14 @@ impl JsonDocument {
     pub(super) fn new(value: &Value, interner: &mut Interner) -> Self {
         let (mut skeleton, mut long) = (Vec::with_capacity(USUAL), Vec::new());
         write(value, &mut skeleton, &mut |string, at| {
-            let escaped = match string.bytes().any(is_escaped) {
-                false => interner.copy_of(string.as_bytes()),
-                true => interner.written(Notation::Json, string, || {
+            let escaped = if string.bytes().any(is_escaped) {
+                interner.written(Notation::Json, string, || {
                     let mut quoted = quoted(string);
                     quoted.pop();
                     quoted.split_off(1)
-                }),
+                })
+            } else {
+                interner.copy_of(string.as_bytes())
             };
             long.push(Long { at, escaped });
         });

@@ -63,26 +63,26 @@ static OPTIONAL_UNPROXIED: LazyLock<[RequestGuard; 2]> =
 static REQUIRED_UNPROXIED: LazyLock<[RequestGuard; 2]> =
     LazyLock::new(|| [UNPROXIED[0].clone(), REQUIRED[0].clone()]);
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     let serve = &record.serve;
     let tokens = serve.serves(Dialect::Ec2) && serve.date_tree == DateTree::Ec2;
     let imdsv2 = if tokens { serve.imdsv2 } else { Imdsv2::Off };
     match imdsv2 {
-        Imdsv2::Off => tokens::absent(sheet),
+        Imdsv2::Off => tokens::absent(routes),
         Imdsv2::Optional | Imdsv2::Required => {
-            tokens::present(sheet, TokenKind::Aws, TTL, serve.hop_limit.get());
+            tokens::present(routes, TokenKind::Aws, TTL, serve.hop_limit.get());
         }
     }
     if serve.date_tree == DateTree::CloudStack {
         // CloudStack's listing, if served, is already added and precedes this one. Without either, guests of OpenStack
         // would get a 404.
         if serve.serves(Dialect::OpenStack) || serve.serves(Dialect::Eve) {
-            sheet.text("/latest/meta-data", "");
+            routes.text("/latest/meta-data", "");
         }
         return;
     }
     let guards: &[RequestGuard] = if imdsv2 == Imdsv2::Required { &*REQUIRED } else { &*OPTIONAL };
-    let mut tree = Tree::new(sheet, guards);
+    let mut tree = Tree::new(routes, guards);
     identity(record, &mut tree);
     network(record, &mut tree);
     keys(record, &mut tree);
@@ -91,7 +91,7 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     iam(record, &mut tree);
     document(record, &mut tree);
     if let Some(user_data) = &record.user_data {
-        let response = tree.sheet().payload(user_data);
+        let response = tree.routes().payload(user_data);
         tree.leaf("/latest/user-data", response);
     }
     tree.finish();
@@ -240,7 +240,7 @@ fn document(record: &Record, tree: &mut Tree<'_, '_>) {
         document["privateIp"] = address.to_string().into();
     }
     let bytes = Bytes::from(document.to_string());
-    let response = tree.sheet().found(TEXT, bytes.clone());
+    let response = tree.routes().found(TEXT, bytes.clone());
     tree.leaf("/latest/dynamic/instance-identity/document", response);
     signed_documents(record, tree, &bytes);
 }
@@ -317,19 +317,19 @@ fn iam(record: &Record, tree: &mut Tree<'_, '_>) {
     if open || serve.imdsv2 != Imdsv2::Off {
         tree.directory(CREDENTIALS, guards, iam.role.to_string());
     } else {
-        let listing = tree.sheet().found(TEXT, iam.role.to_string());
-        tree.sheet().guarded(CREDENTIALS, guards, listing);
+        let listing = tree.routes().found(TEXT, iam.role.to_string());
+        tree.routes().guarded(CREDENTIALS, guards, listing);
     }
     let path = format!("{CREDENTIALS}/{}", iam.role);
-    let sheet = tree.sheet();
+    let routes = tree.routes();
     match credentials(iam) {
         None => {
-            let response = sheet.unread();
-            sheet.guarded(path, guards, response);
+            let response = routes.unread();
+            routes.guarded(path, guards, response);
         }
         Some(document) if document.contains_key("Expiration") => {
-            let response = sheet.found(TEXT, Value::from(document).to_string());
-            sheet.guarded(path, guards, response);
+            let response = routes.found(TEXT, Value::from(document).to_string());
+            routes.guarded(path, guards, response);
         }
         Some(document) => {
             // Clients require an expiry, so each answer states a time six hours ahead.
@@ -338,7 +338,7 @@ fn iam(record: &Record, tree: &mut Tree<'_, '_>) {
                 document.insert("Expiration".into(), six_hours_later(call.now).into());
                 Response::new(StatusCode(200), Some(TEXT), &[], Value::from(document).to_string())
             });
-            sheet.live(path, Methods::READ, guards, credentials);
+            routes.live(path, Methods::READ, guards, credentials);
         }
     }
 }
@@ -389,7 +389,7 @@ fn six_hours_later(now: Now) -> String {
 fn signed_documents(record: &Record, tree: &mut Tree<'_, '_>, document: &Bytes) {
     let serve = &record.serve;
     let issuer =
-        tree.sheet().issuer().filter(|issuer| issuer.signs_documents() && serve.serves(Dialect::Ec2));
+        tree.routes().issuer().filter(|issuer| issuer.signs_documents() && serve.serves(Dialect::Ec2));
     let Some(issuer) = issuer.cloned() else { return };
     let guards = credential_guards(serve.imdsv2 == Imdsv2::Required);
     for (path, wanted) in [

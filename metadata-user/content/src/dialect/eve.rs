@@ -20,24 +20,25 @@ pub(super) static DIALECT: Description =
 
 const POST: Methods = Methods::of(&[Method::Post]);
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    sheet.text("/eve/v1/hostname", format!("{}\n", record.vm.uuid));
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    routes.text("/eve/v1/hostname", format!("{}\n", record.vm.uuid));
     let external = external(record);
-    let addresses = match external.is_empty() {
-        true => Response::new(StatusCode(204), None, &[], ""),
-        false => sheet.found(TEXT, external.iter().map(|address| format!("{address}\n")).collect::<String>()),
+    let addresses = if external.is_empty() {
+        Response::new(StatusCode(204), None, &[], "")
+    } else {
+        routes.found(TEXT, external.iter().map(|address| format!("{address}\n")).collect::<String>())
     };
-    let addresses = sheet.share(addresses);
-    sheet.open("/eve/v1/external_ipv4", addresses);
-    let nowhere = sheet.share(Response::new(StatusCode(204), None, &[], ""));
-    sheet.open("/eve/v1/location.json", nowhere);
+    let addresses = routes.share(addresses);
+    routes.open("/eve/v1/external_ipv4", addresses);
+    let nowhere = routes.share(Response::new(StatusCode(204), None, &[], ""));
+    routes.open("/eve/v1/location.json", nowhere);
     let network = network(record, &external);
     let network = computed("addresses, and the client's own address and port", move |call| {
         let mut document = network.clone();
         document["caller-ip"] = SocketAddr::from(call.connection.remote).to_string().into();
         Response::new(StatusCode(200), Some(JSON), &[], document.to_string())
     });
-    sheet.live("/eve/v1/network.json", Methods::READ, &[], network);
+    routes.live("/eve/v1/network.json", Methods::READ, &[], network);
     for (path, document) in [
         ("/eve/v1/kubeconfig", EveDocument::Kubeconfig),
         // The path EVE serves, and the shorter one in its documentation.
@@ -45,10 +46,10 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
         ("/eve/v1/appCustomStatus", EveDocument::AppCustomStatus),
     ] {
         let stored = computed("stores JSON of at most 32 KiB", move |call| store(call, document));
-        sheet.live(path, POST, &[], stored);
+        routes.live(path, POST, &[], stored);
     }
     let no_signer = computed("404: there is no TPM to sign with", |_| Response::error(StatusCode(404), &[]));
-    sheet.live("/eve/v1/tpm/signer", POST, &[], no_signer);
+    routes.live("/eve/v1/tpm/signer", POST, &[], no_signer);
 }
 
 /// Returns the IPv4 addresses that reach the VM from outside.

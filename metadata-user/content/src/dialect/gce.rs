@@ -107,13 +107,13 @@ fn found(kind: &str, etag: Etag, body: impl Into<Body>) -> Response {
 }
 
 /// Returns the response at `/`.
-pub(super) fn root(sheet: &mut RouteBuilder<'_>) -> Response {
-    sheet.share(flavoured(StatusCode(200), PLAIN, &[], "computeMetadata/\n"))
+pub(super) fn root(routes: &mut RouteBuilder<'_>) -> Response {
+    routes.share(flavoured(StatusCode(200), PLAIN, &[], "computeMetadata/\n"))
 }
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let server = Server::new(record, sheet);
-    sheet.live_below("/computeMetadata", Methods::of(&METHODS), &*GUARDS, server);
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    let server = Server::new(record, routes);
+    routes.live_below("/computeMetadata", Methods::of(&METHODS), &*GUARDS, server);
 }
 
 /// The metadata server of one VM.
@@ -146,21 +146,21 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    fn new(record: &Record, sheet: &mut RouteBuilder<'_>) -> Self {
-        let document = sheet.document(&tree::whole(record));
-        let for_cloud_init = tree::for_cloud_init(record).map(|tree| sheet.document(&tree));
+    fn new(record: &Record, routes: &mut RouteBuilder<'_>) -> Self {
+        let document = routes.document(&tree::whole(record));
+        let for_cloud_init = tree::for_cloud_init(record).map(|tree| routes.document(&tree));
         let mut long = Vec::new();
         find_long(document.root(), &mut long);
         let bytes = record.user_data.as_ref().and_then(record::vm::Payload::bytes);
         let account = record.credentials.service_account.as_ref();
         let token = account.and_then(|account| account.token.as_ref());
-        let issuer = account.filter(|account| account.token.is_none()).and(sheet.issuer());
+        let issuer = account.filter(|account| account.token.is_none()).and(routes.issuer());
         Self {
             issued: issuer.map(|issuer| GceTokenFormats::new(record, issuer)),
             document,
             for_cloud_init,
             long: long.into(),
-            user_data: bytes.filter(|o| std::str::from_utf8(o).is_ok()).map(|o| sheet.bytes(o)),
+            user_data: bytes.filter(|o| std::str::from_utf8(o).is_ok()).map(|o| routes.bytes(o)),
             unread: record.user_data.as_ref().is_some_and(|payload| payload.bytes().is_none()),
             token: token.and_then(|token| {
                 let expires_unix = token.expires.as_ref()?.unix_seconds();

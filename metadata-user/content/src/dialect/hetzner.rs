@@ -28,28 +28,28 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 );
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     let mut network_config = version_1(&record.network, Resolvers::Subnets, |n, _| !is_private(record, n));
     name_families(&mut network_config);
-    let networks = sheet.found(YAML, yaml::document(&private_networks(record)));
-    sheet.open("/hetzner/v1/metadata/private-networks", networks);
-    let config = sheet.found(YAML, yaml::document(&network_config));
-    sheet.open("/hetzner/v1/metadata/network-config", config);
+    let networks = routes.found(YAML, yaml::document(&private_networks(record)));
+    routes.open("/hetzner/v1/metadata/private-networks", networks);
+    let config = routes.found(YAML, yaml::document(&network_config));
+    routes.open("/hetzner/v1/metadata/network-config", config);
 
     let user_data = match &record.user_data {
-        Some(payload) => sheet.payload(payload),
-        None => sheet.share(Response::new(StatusCode(204), None, &[], "")),
+        Some(payload) => routes.payload(payload),
+        None => routes.share(Response::new(StatusCode(204), None, &[], "")),
     };
-    sheet.open("/hetzner/v1/userdata", user_data.clone());
+    routes.open("/hetzner/v1/userdata", user_data.clone());
     // systemd reads user-data at this path, because all its keys have one base path.
-    sheet.open("/hetzner/v1/metadata/userdata", user_data);
+    routes.open("/hetzner/v1/metadata/userdata", user_data);
 
     let leaves = leaves(record);
     let mut document = leaves.clone();
     document.insert("network-config".into(), network_config);
-    let whole = whole(record, document, sheet);
-    let leaves = DocumentTree::of(sheet.document(&leaves.into())).with_whole(whole);
-    sheet.live_below("/hetzner/v1/metadata", Methods::READ, &[], leaves);
+    let whole = whole(record, document, routes);
+    let leaves = DocumentTree::of(routes.document(&leaves.into())).with_whole(whole);
+    routes.live_below("/hetzner/v1/metadata", Methods::READ, &[], leaves);
 }
 
 /// Names the subnets as Hetzner does: a family is a member of its own, and a static subnet of either is `static`. Talos
@@ -81,16 +81,16 @@ fn leaves(record: &Record) -> Map<String, Value> {
 }
 
 /// Returns the document. Vendor-data is a separate piece of its body, which VMs share.
-fn whole(record: &Record, document: Map<String, Value>, sheet: &mut RouteBuilder<'_>) -> Response {
-    let Some(vendor_data) = payload_text(record.vendor_data.as_ref()) else { return sheet.unread() };
+fn whole(record: &Record, document: Map<String, Value>, routes: &mut RouteBuilder<'_>) -> Response {
+    let Some(vendor_data) = payload_text(record.vendor_data.as_ref()) else { return routes.unread() };
     let text = yaml::document(&document.into());
     if record.vendor_data.is_none() {
-        return sheet.found(YAML, text);
+        return routes.found(YAML, text);
     }
-    let vendor_data = sheet.yaml_scalar(&vendor_data);
+    let vendor_data = routes.yaml_scalar(&vendor_data);
     let newline = Bytes::from_static(b"\n");
     let before = format!("{text}vendor_data: ").into_boxed_str().into_boxed_bytes();
-    sheet.own(YAML, Body::join([before.into(), vendor_data, newline]))
+    routes.own(YAML, Body::join([before.into(), vendor_data, newline]))
 }
 
 /// Returns the first address that reaches the VM from outside: a translated one, or its own.

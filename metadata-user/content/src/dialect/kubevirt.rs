@@ -37,9 +37,9 @@ fn json(status: StatusCode, document: &str) -> Response {
     Response::new(status, Some(JSON), &[], format!("{document}\n"))
 }
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let identity = sheet.found(JSON, format!("{}\n", identity(record)));
-    sheet.guarded("/v1/identity", &*GUARDS, identity);
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    let identity = routes.found(JSON, format!("{}\n", identity(record)));
+    routes.guarded("/v1/identity", &*GUARDS, identity);
     match token(record) {
         Some((text, expires)) => {
             let document = format!(
@@ -47,22 +47,22 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
                 quoted(text.expose()),
                 quoted(expires.as_str())
             );
-            let current = sheet.share(json(StatusCode(200), &document));
-            let expired = sheet.share(unavailable("the token has expired"));
+            let current = routes.share(json(StatusCode(200), &document));
+            let expired = routes.share(unavailable("the token has expired"));
             let expires = expires.unix_seconds();
             // A newer token comes with a newer record.
             let token = computed("the service account's token until it expires", move |call| {
                 let now = i64::try_from(call.now.unix_seconds).unwrap_or(i64::MAX);
                 if now < expires { current.clone() } else { expired.clone() }
             });
-            sheet.live("/v1/token", Methods::READ, &*GUARDS, token);
+            routes.live("/v1/token", Methods::READ, &*GUARDS, token);
         }
         None => {
-            let none = sheet.share(unavailable("no token source"));
-            sheet.guarded("/v1/token", &*GUARDS, none);
+            let none = routes.share(unavailable("no token source"));
+            routes.guarded("/v1/token", &*GUARDS, none);
         }
     }
-    sheet.text("/healthz", "OK");
+    routes.text("/healthz", "OK");
 }
 
 fn identity(record: &Record) -> String {

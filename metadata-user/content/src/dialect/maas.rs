@@ -29,34 +29,34 @@ pub(super) static DIALECT: Description = Description::new(
 /// Versions that clients request.
 const VERSIONS: [&str; 2] = ["2012-03-01", "latest"];
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     // No request can have a malformed path.
     let Ok(base) = normalise(record.serve.maas_path.as_str()) else { return };
     let keys: String = record.ssh_keys.iter().map(|key| format!("{}\n", key.key)).collect();
     let tree = Tree {
         signature: record.credentials.maas.as_deref().map(Signature::of),
-        instance_id: sheet.found(TEXT, record.vm.uuid.as_str().to_owned()),
-        local_hostname: sheet.found(TEXT, record.hostname.fqdn()),
-        public_keys: sheet.found(TEXT, keys),
-        vendor_data: vendor_data(record.vendor_data.as_ref(), sheet),
+        instance_id: routes.found(TEXT, record.vm.uuid.as_str().to_owned()),
+        local_hostname: routes.found(TEXT, record.hostname.fqdn()),
+        public_keys: routes.found(TEXT, keys),
+        vendor_data: vendor_data(record.vendor_data.as_ref(), routes),
         user_data: match &record.user_data {
-            Some(payload) => sheet.payload(payload),
-            None => sheet.found(BYTES, ""),
+            Some(payload) => routes.payload(payload),
+            None => routes.found(BYTES, ""),
         },
     };
     let methods = Methods::of(&[Method::Get, Method::Head, Method::Post]);
-    sheet.live_below(base.target().path.to_owned(), methods, &[], tree);
+    routes.live_below(base.target().path.to_owned(), methods, &[], tree);
 }
 
 /// Renders vendor-data as a YAML mapping with the member `cloud-init`, the only one that the client reads. A script by
 /// itself would be invalid YAML, and a cloud-config by itself a mapping without that member.
-fn vendor_data(payload: Option<&Payload>, sheet: &mut RouteBuilder<'_>) -> Response {
-    let Some(payload) = payload else { return sheet.found(YAML, "") };
-    let Some(bytes) = payload.bytes() else { return sheet.unread() };
-    let Some(text) = text_form(&bytes) else { return sheet.found(YAML, "") };
-    let scalar = sheet.yaml_scalar(&text);
+fn vendor_data(payload: Option<&Payload>, routes: &mut RouteBuilder<'_>) -> Response {
+    let Some(payload) = payload else { return routes.found(YAML, "") };
+    let Some(bytes) = payload.bytes() else { return routes.unread() };
+    let Some(text) = text_form(&bytes) else { return routes.found(YAML, "") };
+    let scalar = routes.yaml_scalar(&text);
     let (before, newline) = (Bytes::from_static(b"cloud-init: "), Bytes::from_static(b"\n"));
-    sheet.found(YAML, Body::join([before, scalar, newline]))
+    routes.found(YAML, Body::join([before, scalar, newline]))
 }
 
 /// Serves everything below the path.

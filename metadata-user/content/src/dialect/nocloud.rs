@@ -27,25 +27,25 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 );
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let meta_data = sheet.found(YAML, yaml::document(&meta_data(record)));
-    sheet.open("/v1/meta-data", meta_data);
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    let meta_data = routes.found(YAML, yaml::document(&meta_data(record)));
+    routes.open("/v1/meta-data", meta_data);
     for (path, payload) in [("/v1/user-data", &record.user_data), ("/v1/vendor-data", &record.vendor_data)] {
-        let response = payload.as_ref().map(|payload: &Payload| sheet.payload(payload));
-        let response = response.unwrap_or_else(|| absent(record, sheet));
-        sheet.open(path, response);
+        let response = payload.as_ref().map(|payload: &Payload| routes.payload(payload));
+        let response = response.unwrap_or_else(|| absent(record, routes));
+        routes.open(path, response);
     }
     let network = match network_config(record, Gateways::Members) {
-        Some(text) => sheet.found(YAML, text),
-        None => absent(record, sheet),
+        Some(text) => routes.found(YAML, text),
+        None => absent(record, routes),
     };
     match network_config(record, Gateways::Routes) {
         Some(text) if network.body().to_bytes() != text.as_bytes() => {
-            let newer = sheet.found(YAML, text);
+            let newer = routes.found(YAML, text);
             let about = "the network; default gateways as routes for cloud-init from 25.3 on";
-            sheet.either("/v1/network-config", &[], about, reads_routes, newer, network);
+            routes.either("/v1/network-config", &[], about, reads_routes, newer, network);
         }
-        _ => sheet.open("/v1/network-config", network),
+        _ => routes.open("/v1/network-config", network),
     }
 }
 
@@ -55,8 +55,8 @@ fn reads_routes(call: &LiveRequest<'_>) -> bool {
     cloud_init(call.request).is_some_and(|version| version >= ROUTES_SINCE)
 }
 
-fn absent(record: &Record, sheet: &mut RouteBuilder<'_>) -> Response {
-    sheet.share(match record.serve.absent_seed {
+fn absent(record: &Record, routes: &mut RouteBuilder<'_>) -> Response {
+    routes.share(match record.serve.absent_seed {
         AbsentSeed::NoContent => Response::new(StatusCode(204), None, &[], ""),
         AbsentSeed::NotFound => Response::error(StatusCode(404), &[]),
     })

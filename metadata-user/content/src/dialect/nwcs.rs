@@ -13,10 +13,10 @@ use crate::record::Record;
 pub(super) static DIALECT: Description =
     Description::new(&[Mount::open("/api/v1/metadata")], "`DataSourceNWCS`", render);
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     let texts = payload_texts(record);
     let whole = match texts {
-        Some((user_data, vendor_data)) => sheet.json(&json!({
+        Some((user_data, vendor_data)) => routes.json(&json!({
             "hostname": record.hostname.short.as_str(),
             "instance-id": record.vm.uuid.as_str(),
             "machine_type": record.instance_type(),
@@ -25,10 +25,10 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
             "userdata": user_data,
             "vendordata": vendor_data,
         })),
-        None => sheet.unread(),
+        None => routes.unread(),
     };
-    sheet.open("/api/v1/metadata", whole);
-    sheet.text("/api/v1/metadata/instance-id", record.vm.uuid.as_str());
+    routes.open("/api/v1/metadata", whole);
+    routes.text("/api/v1/metadata/instance-id", record.vm.uuid.as_str());
 }
 
 #[cfg(test)]

@@ -38,54 +38,55 @@ pub(super) static DIALECT: Description = Description::new(
 /// Version without a password; Nova's Grizzly release added it.
 const WITHOUT_PASSWORD: &str = OPENSTACK_VERSIONS[0];
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     // A record that serves EVE alone has one version; EVE's guests request no other.
-    let versions = match record.serve.serves(Dialect::OpenStack) {
-        true => format!("{}\nlatest", OPENSTACK_VERSIONS.join("\n")),
-        false => "latest\n".to_owned(),
+    let versions = if record.serve.serves(Dialect::OpenStack) {
+        format!("{}\nlatest", OPENSTACK_VERSIONS.join("\n"))
+    } else {
+        "latest\n".to_owned()
     };
-    sheet.text("/openstack", versions);
-    let meta_data = sheet.json(&meta_data(record));
+    routes.text("/openstack", versions);
+    let meta_data = routes.json(&meta_data(record));
     // The answers contain a password.
     let guards: &[RequestGuard] = if admin_password(record).is_some() { &*UNPROXIED } else { &[] };
-    sheet.guarded("/openstack/latest/meta_data.json", guards, meta_data);
+    routes.guarded("/openstack/latest/meta_data.json", guards, meta_data);
     if let Some(payload) = &record.user_data {
-        let response = sheet.payload(payload);
-        sheet.open("/openstack/latest/user_data", response);
+        let response = routes.payload(payload);
+        routes.open("/openstack/latest/user_data", response);
     }
     for (path, payload) in [
         ("/openstack/latest/vendor_data.json", &record.vendor_data),
         ("/openstack/latest/vendor_data2.json", &record.vendor_data2),
     ] {
-        let response = vendor_data(payload.as_ref(), sheet);
-        sheet.open(path, response);
+        let response = vendor_data(payload.as_ref(), routes);
+        routes.open(path, response);
     }
     let network = match &record.network.network_data {
         Some(Value::String(text)) if record.network.mode == NetworkMode::Raw => {
-            Some(sheet.found(JSON, text.clone()))
+            Some(routes.found(JSON, text.clone()))
         }
-        Some(given) if record.network.mode == NetworkMode::Raw => Some(sheet.json(given)),
-        _ => network_data(record).map(|document| sheet.json(&document)),
+        Some(given) if record.network.mode == NetworkMode::Raw => Some(routes.json(given)),
+        _ => network_data(record).map(|document| routes.json(&document)),
     };
     let has_network = network.is_some();
     if let Some(response) = network {
-        sheet.open("/openstack/latest/network_data.json", response);
+        routes.open("/openstack/latest/network_data.json", response);
     }
     for (n, file) in record.files.iter().enumerate() {
-        let bytes = sheet.bytes(file.base64.0.clone());
-        let response = sheet.found(BYTES, bytes);
-        sheet.open(format!("/openstack{}", content_path(n)), response);
+        let bytes = routes.bytes(file.base64.0.clone());
+        let response = routes.found(BYTES, bytes);
+        routes.open(format!("/openstack{}", content_path(n)), response);
     }
     let mut listing = |password| {
         let names = names(record.user_data.is_some(), password, has_network);
-        sheet.found(TEXT, names.join("\n"))
+        routes.found(TEXT, names.join("\n"))
     };
     let (first, later) = (listing(false), listing(true));
     let about = "the names of existing documents";
-    sheet.either("/openstack/latest", &[], about, is_without_password, first, later);
+    routes.either("/openstack/latest", &[], about, is_without_password, first, later);
     let methods = Methods::of(&[Method::Get, Method::Head, Method::Post]);
     let password = computed("the password that the guest posted, once", password);
-    sheet.live("/openstack/latest/password", methods, &*UNPROXIED, password);
+    routes.live("/openstack/latest/password", methods, &*UNPROXIED, password);
 }
 
 /// Returns the names of the documents that exist, for the listing of a version.
@@ -176,12 +177,12 @@ fn devices(record: &Record) -> Value {
 
 /// Renders vendor-data as an object with the only member that cloud-init reads. Many VMs share it. JSON cannot carry
 /// bytes that are not text.
-fn vendor_data(payload: Option<&Payload>, sheet: &mut RouteBuilder<'_>) -> Response {
-    let Some(payload) = payload else { return sheet.found(JSON, "{}") };
-    let Some(bytes) = payload.bytes() else { return sheet.unread() };
+fn vendor_data(payload: Option<&Payload>, routes: &mut RouteBuilder<'_>) -> Response {
+    let Some(payload) = payload else { return routes.found(JSON, "{}") };
+    let Some(bytes) = payload.bytes() else { return routes.unread() };
     let document = text_form(&bytes).map_or_else(|| json!({}), |text| json!({ "cloud-init": text }));
-    let body = sheet.document(&document).body();
-    sheet.found(JSON, body)
+    let body = routes.document(&document).body();
+    routes.found(JSON, body)
 }
 
 fn is_without_password(call: &LiveRequest<'_>) -> bool {
@@ -264,7 +265,9 @@ fn link(network: &Network, nic: &Nic) -> Value {
                 ("bond_lacp_rate", bond.lacp_rate.map(|rate| rate.as_str().into())),
             ];
             for (key, value) in named {
-                value.map(|value| add(key, value));
+                if let Some(value) = value {
+                    add(key, value);
+                }
             }
         }
         None => {

@@ -46,23 +46,23 @@ static GUARDS: LazyLock<[RequestGuard; 4]> = LazyLock::new(|| {
     ]
 });
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     let instance = match instance(record) {
-        Some(instance) => DocumentTree::of(sheet.document(&instance)),
-        None => DocumentTree::unread(sheet.unread()),
+        Some(instance) => DocumentTree::of(routes.document(&instance)),
+        None => DocumentTree::unread(routes.unread()),
     };
-    let vnics = DocumentTree::of(sheet.document(&vnics(record)));
-    sheet.live_below("/opc/v2/instance", Methods::READ, &*GUARDS, instance.clone());
+    let vnics = DocumentTree::of(routes.document(&vnics(record)));
+    routes.live_below("/opc/v2/instance", Methods::READ, &*GUARDS, instance.clone());
     // systemd's client reads user-data at this path, outside the instance.
     let in_instance = instance.clone();
     let user_data = computed("the user-data of the instance", move |call| {
         in_instance.answer(&LiveRequest { rest: "/metadata/user_data", ..*call })
     });
-    sheet.live("/opc/v2/metadata/user_data", Methods::READ, &*GUARDS, user_data);
-    sheet.live_below("/opc/v2/vnics", Methods::READ, &*GUARDS, vnics.clone());
+    routes.live("/opc/v2/metadata/user_data", Methods::READ, &*GUARDS, user_data);
+    routes.live_below("/opc/v2/vnics", Methods::READ, &*GUARDS, vnics.clone());
     if record.serve.opc_v1 == OnOff::On {
-        sheet.live_below("/opc/v1/instance", Methods::READ, &[], instance);
-        sheet.live_below("/opc/v1/vnics", Methods::READ, &[], vnics);
+        routes.live_below("/opc/v1/instance", Methods::READ, &[], instance);
+        routes.live_below("/opc/v1/vnics", Methods::READ, &[], vnics);
     }
 }
 

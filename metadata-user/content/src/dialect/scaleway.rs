@@ -36,12 +36,12 @@ pub(super) static DIALECT: Description = Description::new(
 /// First port that every user may bind on Linux (`ip_unprivileged_port_start`).
 const FIRST_OPEN_PORT: u16 = 1_024;
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    sheet.at(Host::Scaleway);
-    sheet.text("/", "api-metadata\n");
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    routes.at(Host::Scaleway);
+    routes.text("/", "api-metadata\n");
     let (mut document, old) = (conf(record), addresses_of_old(record));
-    let json = sheet.json(&document);
-    let once = sheet.bytes(old.to_string().into_bytes());
+    let json = routes.json(&document);
+    let once = routes.bytes(old.to_string().into_bytes());
     if let (Value::Object(members), Value::Object(old)) = (&mut document, old) {
         members.extend(old);
     }
@@ -49,19 +49,19 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     for (name, value) in document.as_object().into_iter().flatten() {
         assign(&shell_name(name), value, &mut shell);
     }
-    let shell = sheet.bytes(shell);
+    let shell = routes.bytes(shell);
     let leases = given(&record.network).next().filter(|(_, nic, _)| is_lease_unknown(nic));
     let leased = leases.map(|(_, nic, _)| nic.eni_id().unwrap_or_default());
-    let conf = Conf { response: json, old: once, shell: sheet.found(TEXT, shell), leased };
-    sheet.live("/conf", Methods::READ, &[], conf);
+    let conf = Conf { response: json, old: once, shell: routes.found(TEXT, shell), leased };
+    routes.live("/conf", Methods::READ, &[], conf);
     let keys = if record.user_data.is_some() { json!(["cloud-init"]) } else { json!([]) };
-    let keys = sheet.json(&json!({ "user_data": keys })).and_close();
+    let keys = routes.json(&json!({ "user_data": keys })).and_close();
     for (path, payload, keys) in [
-        ("/user_data", &record.user_data, Some(sheet.share(keys))),
+        ("/user_data", &record.user_data, Some(routes.share(keys))),
         ("/vendor_data", &record.vendor_data, None),
     ] {
-        let response = response(payload.as_ref(), sheet).and_close();
-        let response = sheet.share(response);
+        let response = response(payload.as_ref(), routes).and_close();
+        let response = routes.share(response);
         // The payload at its path, where systemd reads it, and as `cloud-init` below. Scaleway's library asks at the
         // path of user-data for the list of keys in JSON.
         let folder = computed("for source ports below 1024", move |call| {
@@ -73,14 +73,14 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
                 _ => Response::error(StatusCode(404), &[]).and_close(),
             }
         });
-        sheet.live_below(path, Methods::READ, &[], folder);
+        routes.live_below(path, Methods::READ, &[], folder);
     }
     let state = computed("forwards the guest's state", |call| {
         let (vm, now) = (call.vm, call.now.unix_seconds);
         vm.mailbox.send(&vm.sinks, MessageKind::Ready, call.request.body, now);
         Response::new(StatusCode(200), Some(JSON), &[], "{}")
     });
-    sheet.live("/state", Methods::of(&[Method::Patch]), &[], state);
+    routes.live("/state", Methods::of(&[Method::Patch]), &[], state);
 }
 
 /// The document, preceded by the members that Scaleway had before `public_ips` and that Afterburn reads. They are
@@ -228,16 +228,16 @@ fn addresses_of_old(record: &Record) -> Value {
     json!({ "ipv6": v6, "private_ip": private, "public_ip": public })
 }
 
-fn response(payload: Option<&Payload>, sheet: &mut RouteBuilder<'_>) -> Response {
+fn response(payload: Option<&Payload>, routes: &mut RouteBuilder<'_>) -> Response {
     if payload.is_none() {
         return Response::error(StatusCode(404), &[]);
     }
     match payload_text(payload) {
         Some(text) => {
-            let bytes = sheet.bytes(text);
-            sheet.found(BYTES, bytes)
+            let bytes = routes.bytes(text);
+            routes.found(BYTES, bytes)
         }
-        None => sheet.unread(),
+        None => routes.unread(),
     }
 }
 

@@ -54,13 +54,13 @@ pub(super) fn optional(name: &'static str, kind: TokenKind) -> RequestGuard {
 
 /// Adds the token route. `ttl` names the header field with the requested seconds; `hop_limit` is the TTL of the
 /// response's packets.
-pub(super) fn present(sheet: &mut RouteBuilder<'_>, kind: TokenKind, ttl: &'static str, hop_limit: u8) {
-    sheet.live(PATH, METHODS, &*UNPROXIED, Tokens { kind, ttl, hop_limit });
+pub(super) fn present(routes: &mut RouteBuilder<'_>, kind: TokenKind, ttl: &'static str, hop_limit: u8) {
+    routes.live(PATH, METHODS, &*UNPROXIED, Tokens { kind, ttl, hop_limit });
 }
 
 /// Adds a token route that answers 404 to every method. Clients that can work without a token then do so.
-pub(super) fn absent(sheet: &mut RouteBuilder<'_>) {
-    sheet.live(PATH, EVERY_METHOD, &[], computed("404: no session tokens", |_| NOT_FOUND.clone()));
+pub(super) fn absent(routes: &mut RouteBuilder<'_>) {
+    routes.live(PATH, EVERY_METHOD, &[], computed("404: no session tokens", |_| NOT_FOUND.clone()));
 }
 
 #[derive(Debug)]
@@ -70,13 +70,24 @@ struct Tokens {
     hop_limit: u8,
 }
 
-impl Tokens {
-    /// Returns the requested lifetime in seconds.
-    fn ttl(&self, call: &LiveRequest<'_>) -> Option<u32> {
-        let digits = call.request.headers.get(self.ttl)?;
-        let digits = std::str::from_utf8(digits).ok().filter(|d| d.bytes().all(|b| b.is_ascii_digit()))?;
-        digits.parse().ok().filter(|ttl| (1..=self.kind.longest_ttl_seconds()).contains(ttl))
+/// Returns the requested lifetime of a token in seconds, from the header field; `None` outside the kind's range.
+pub(super) fn requested_ttl(call: &LiveRequest<'_>, field: &str, kind: TokenKind) -> Option<u32> {
+    let digits = call.request.headers.get(field)?;
+    let digits = std::str::from_utf8(digits).ok().filter(|d| d.bytes().all(|b| b.is_ascii_digit()))?;
+    digits.parse().ok().filter(|ttl| (1..=kind.longest_ttl_seconds()).contains(ttl))
+}
+
+/// Describes what a request for a token lacks without [`requested_ttl`].
+pub(super) fn lacks_ttl(
+    call: &LiveRequest<'_>,
+    field: &str,
+    kind: TokenKind,
+) -> Option<(String, StatusCode)> {
+    if requested_ttl(call, field, kind).is_some() {
+        return None;
     }
+    let most = kind.longest_ttl_seconds();
+    Some((format!("the field `{field}` with 1 to {most} seconds"), StatusCode(400)))
 }
 
 impl LiveRoute for Tokens {
@@ -87,7 +98,9 @@ impl LiveRoute for Tokens {
         if call.request.method == Method::Options {
             return OPTIONS.clone().into();
         }
-        let Some(ttl) = self.ttl(call) else { return Response::error(StatusCode(400), &[]).into() };
+        let Some(ttl) = requested_ttl(call, self.ttl, self.kind) else {
+            return Response::error(StatusCode(400), &[]).into();
+        };
         let token = call.vm.keyring.mint(self.kind, &call.vm.owner, ttl, call.now.unix_seconds);
         let response = Response::new(StatusCode(200), Some(TEXT), &[(self.ttl, &ttl.to_string())], token);
         response.within(self.hop_limit).into()
@@ -97,9 +110,10 @@ impl LiveRoute for Tokens {
         if call.request.target.path != PATH {
             return Some((format!("the path `{PATH}`"), StatusCode(403)));
         }
-        let is_refused = call.request.method != Method::Options && self.ttl(call).is_none();
-        let (field, most) = (self.ttl, self.kind.longest_ttl_seconds());
-        is_refused.then(|| (format!("the field `{field}` with 1 to {most} seconds"), StatusCode(400)))
+        if call.request.method == Method::Options {
+            return None;
+        }
+        lacks_ttl(call, self.ttl, self.kind)
     }
 
     fn about(&self) -> &'static str {
@@ -153,10 +167,10 @@ fn error(status: StatusCode, fields: &[(&str, &str)], name: &str, message: &str)
 }
 
 /// Adds the path, on a node with an issuer.
-pub(super) fn render(sheet: &mut RouteBuilder<'_>) {
-    sheet.begin(EVERY_DIALECT);
+pub(super) fn render(routes: &mut RouteBuilder<'_>) {
+    routes.begin(EVERY_DIALECT);
     let jwt = computed("an identity token for an audience", answer_jwt);
-    sheet.live(JWT_PATH, Methods::READ, &*JWT_GUARDS, jwt);
+    routes.live(JWT_PATH, Methods::READ, &*JWT_GUARDS, jwt);
 }
 
 /// Returns the only parameter `audience`.

@@ -38,12 +38,12 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 );
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     let texts = payload_texts(record);
     match texts {
         Some((user_data, vendor_data)) => {
-            let document = sheet.document(&document(record, user_data, vendor_data));
-            let response = sheet.own(JSON, document.body());
+            let document = routes.document(&document(record, user_data, vendor_data));
+            let response = routes.own(JSON, document.body());
             let about = "the document, without cloud_interfaces for cloud-init before 23.1";
             let whole = computed(about, move |call| {
                 if cloud_init(call.request).is_none_or(|version| version >= TAKES_INTERFACES) {
@@ -52,19 +52,19 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
                 let body = document.root().json_without("cloud_interfaces");
                 Response::new(StatusCode(200), Some(JSON), &[], body)
             });
-            sheet.live("/v1.json", Methods::READ, &[], whole);
+            routes.live("/v1.json", Methods::READ, &[], whole);
         }
         None => {
-            let unread = sheet.unread();
-            sheet.open("/v1.json", unread);
+            let unread = routes.unread();
+            routes.open("/v1.json", unread);
         }
     }
-    sheet.text("/v1/hostname", record.hostname.short.as_str());
-    sheet.text("/v1/instanceid", record.numeric_id().to_string());
-    sheet.text("/v1/instance-v2-id", record.vm.uuid.as_str());
-    sheet.text("/v1/region", "regioncode");
-    sheet.text("/v1/region/regioncode", record.region_code());
-    let document = sheet.document(&interfaces(record));
+    routes.text("/v1/hostname", record.hostname.short.as_str());
+    routes.text("/v1/instanceid", record.numeric_id().to_string());
+    routes.text("/v1/instance-v2-id", record.vm.uuid.as_str());
+    routes.text("/v1/region", "regioncode");
+    routes.text("/v1/region/regioncode", record.region_code());
+    let document = routes.document(&interfaces(record));
     // A tree of texts. An index lists its names, those of indexes with a final slash.
     let interfaces = computed("a text of the interfaces in /v1.json", move |call| {
         match document.at(call.rest).map(|node| (node.form(), digitalocean::text(node))) {
@@ -74,17 +74,17 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
             Some((_, text)) => Response::new(StatusCode(200), Some(TEXT), &[], text),
         }
     });
-    sheet.live_below("/v1/interfaces", Methods::READ, &[], interfaces);
-    sheet.text("/v1/public-keys", public_key_lines(record));
+    routes.live_below("/v1/interfaces", Methods::READ, &[], interfaces);
+    routes.text("/v1/public-keys", public_key_lines(record));
     if let Some(user_data) = &record.user_data {
-        let user_data = sheet.payload(user_data);
-        sheet.open("/user-data/user-data", user_data);
+        let user_data = routes.payload(user_data);
+        routes.open("/user-data/user-data", user_data);
     }
     for (path, version) in
         [("/v1/interfaces/0/ipv4/address", IpVersion::V4), ("/v1/interfaces/0/ipv6/address", IpVersion::V6)]
     {
         if let Some(address) = public(record, version) {
-            sheet.text(path, address.to_string());
+            routes.text(path, address.to_string());
         }
     }
 }

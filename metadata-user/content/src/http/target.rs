@@ -1,4 +1,4 @@
-//! Normalises a request target into the path that is looked up.
+//! Normalises a request target into the path that is looked up, and checks the form of a host.
 //!
 //! The steps, in this order: drop scheme and authority of an absolute form, split off the query at the first `?`, split
 //! the path at `/`, drop empty segments, and decode each segment. Segments are decoded after the split, so that an

@@ -1,5 +1,6 @@
 use metadata_base::time::Now;
 use metadata_common::mac::Mac;
+use metadata_common::maps::Slot;
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,6 +31,13 @@ fn at(unix_seconds: u64) -> Now {
 
 fn audience(text: &str) -> Audience {
     Audience::parse(text).expect("an audience")
+}
+
+impl VmIssuer {
+    /// Asks for the token for an audience, with our own claims.
+    fn ask(self: &Arc<Self>, slot: Slot, audience: &Audience, now: Now, has_waited: bool) -> IssuerResponse {
+        self.ask_for(slot, &SigningRequest::token(audience), now, has_waited)
+    }
 }
 
 fn token(text: &str, issued: u64) -> IssuedToken {

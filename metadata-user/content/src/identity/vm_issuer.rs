@@ -237,18 +237,6 @@ impl VmIssuer {
         }
     }
 
-    /// Returns the token for an audience, with our own claims. See [`ask_for`](Self::ask_for).
-    #[must_use]
-    pub fn ask(
-        self: &Arc<Self>,
-        slot: Slot,
-        audience: &Audience,
-        now: Now,
-        has_waited: bool,
-    ) -> IssuerResponse {
-        self.ask_for(slot, &SigningRequest::token(audience), now, has_waited)
-    }
-
     /// Returns what is wanted, or has it signed. `has_waited` is true for a request that got [`IssuerResponse::Wait`]
     /// before: it does not order a second time.
     #[must_use]

@@ -1,5 +1,5 @@
-//! Credentials in files beside the record. The agent reads such a file again when it changes, and errors about it never
-//! contain its content.
+//! Credentials in files beside the record, and those for the guest's service manager. The agent reads a file again when
+//! it changes, and errors about it never contain its content.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -225,25 +225,15 @@ impl Validator<'_> {
             if credential.forms() != 1 {
                 let expected = "exactly one of `text`, `data` and `encrypted`";
                 let place = way!["systemd_credentials", n];
-                return Err(self.refuse(&place, expected, credential.forms(), "keep one of them"));
+                return self.refuse(&place, expected, credential.forms(), "keep one of them");
             }
             if credential.is_void() {
                 let place = way!["systemd_credentials", n];
-                return Err(self.refuse(
-                    &place,
-                    "content in `data` or `encrypted`",
-                    "none",
-                    "use `text: \"\"`",
-                ));
+                return self.refuse(&place, "content in `data` or `encrypted`", "none", "use `text: \"\"`");
             }
             if credentials[..n].iter().any(|other| other.name == credential.name) {
                 let place = way!["systemd_credentials", n, "name"];
-                return Err(self.refuse(
-                    &place,
-                    "each name once",
-                    "the same name twice",
-                    "remove one of them",
-                ));
+                return self.refuse(&place, "each name once", "the same name twice", "remove one of them");
             }
         }
         let Some(document) = record.systemd_user_data() else { return Ok(()) };
@@ -251,14 +241,15 @@ impl Validator<'_> {
         if document.len() > usize::try_from(cap).unwrap_or(usize::MAX) {
             let expected = format!("a document of at most {cap} bytes");
             let remedy = "shorten the credentials, or raise serve.limits.user_data";
-            return Err(self.refuse(&here, expected, document.len(), remedy));
+            return self.refuse(&here, expected, document.len(), remedy);
         }
         let is_own =
             record.user_data.as_ref().is_some_and(|own| own.bytes().is_none_or(|own| own != document));
         if is_own {
-            let others = match record.serve.serves(Dialect::Gce) {
-                true => "only GCE's attribute `systemd-userdata` has them",
-                false => "no dialect serves them",
+            let others = if record.serve.serves(Dialect::Gce) {
+                "only GCE's attribute `systemd-userdata` has them"
+            } else {
+                "no dialect serves them"
             };
             let message = format!("the record has user_data of its own, so {others}; leave one of both out");
             self.warn(&here, message);

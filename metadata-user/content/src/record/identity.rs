@@ -1,4 +1,4 @@
-//! `identity`: what tokens that others verify say about the VM.
+//! `identity`: what tokens that others verify say about the VM; ids derived from the record; the owner of a VM's state.
 
 use metadata_base::hex::hex;
 use metadata_base::share::Tenant;

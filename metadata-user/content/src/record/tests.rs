@@ -304,8 +304,10 @@ fn a_network_is_its_address_without_the_host_bits() {
         ("192.0.2.77/26", "192.0.2.64/26", "255.255.255.192"),
         ("192.0.2.77/32", "192.0.2.77/32", "255.255.255.255"),
         ("192.0.2.77/0", "0.0.0.0/0", "0.0.0.0"),
+        ("10.1.2.3/9", "10.0.0.0/9", "255.128.0.0"),
         ("2001:db8::ff/120", "2001:db8::/120", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ff00"),
         ("2001:db8::ff/0", "::/0", "::"),
+        ("2001:db8::ff/128", "2001:db8::ff/128", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
     ] {
         let cidr: Cidr = serde_yaml::from_str(text).expect("a network");
         assert_eq!((cidr.network().to_string(), cidr.netmask().to_string()), (network.into(), mask.into()));

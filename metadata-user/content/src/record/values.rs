@@ -47,9 +47,10 @@ pub(super) fn text<'de, T: TextForm, D: Deserializer<'de>>(deserializer: D) -> R
             self.visit_none()
         }
         fn visit_str<E: de::Error>(self, found: &str) -> Result<T, E> {
-            T::read(found).ok_or_else(|| match T::SECRET {
-                true => E::custom(format_args!("expected {}, found something else", T::EXPECTED)),
-                false => E::custom(format_args!("expected {}, found `{}`", T::EXPECTED, excerpt(found))),
+            T::read(found).ok_or_else(|| {
+                let found =
+                    if T::SECRET { "something else".to_owned() } else { format!("`{}`", excerpt(found)) };
+                E::custom(format_args!("expected {}, found {found}", T::EXPECTED))
             })
         }
     }

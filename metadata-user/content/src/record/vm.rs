@@ -1,4 +1,4 @@
-//! Types of the record's fields other than `network` and `serve`.
+//! Types of the record's fields other than `network`, `serve` and `identity`, and the restrictions on `metadata`.
 
 use bytes::Bytes;
 use serde::de::Deserializer;
@@ -542,7 +542,7 @@ impl Validator<'_> {
                 let found = format!("`{}`", excerpt(key));
                 let expected =
                     format!("a key of 1 to {} letters, digits, `.`, `_` and `-`", self.limits.metadata_chars);
-                return Err(self.refuse(&here, expected, found, "rename it"));
+                return self.refuse(&here, expected, found, "rename it");
             }
             self.at_most(&here, self.limits.metadata_chars, value.chars().count(), "characters")?;
             if RESERVED_KEYS.contains(&key.as_str()) {

@@ -1,4 +1,5 @@
-//! Answers computed per request: tokens, writes, long polls, and answers that depend on the query or the connection.
+//! Answers computed per request (tokens, writes, long polls, and answers that depend on the query or the connection),
+//! and the conditions that a request must satisfy before its route answers it.
 
 use metadata_base::connection::Connection;
 use metadata_base::share::Tenant;
@@ -125,7 +126,7 @@ pub trait LiveRoute: Debug + Send + Sync {
     }
 
     /// Describes what the answer demands of this request beyond the guards of its route and does not find, in the words
-    /// of [`Condition::demand`](super::Condition::demand), with the status that refuses it; none by default.
+    /// of [`Condition::demand`], with the status that refuses it; none by default.
     fn lacks(&self, _call: &LiveRequest<'_>) -> Option<(String, StatusCode)> {
         None
     }
@@ -134,7 +135,7 @@ pub trait LiveRoute: Debug + Send + Sync {
     fn about(&self) -> &'static str;
 }
 
-// Conditions that a request must satisfy before its route answers it.
+// Conditions.
 
 /// A condition on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,6 @@
-//! The table of slots and their responses.
+//! The table of slots and their responses, and what is read ahead from it.
 
 use arc_swap::ArcSwapOption;
-use metadata_base::connection::Connection;
 use metadata_common::bucket::take;
 use metadata_common::maps::{Port, Slot};
 use std::hint::black_box;
@@ -12,7 +11,7 @@ use std::time::Duration;
 use super::path::{Canonical, Endpoint, Host, Route};
 use super::{RequestLimit, Responses, VmState};
 use crate::account::Resource;
-use crate::http::{Request, Response};
+use crate::http::Response;
 
 /// Maximum number of slots of a table: 2²⁰ VMs (8 MiB of pointers).
 pub const MAX_SLOTS: u32 = 1 << 20;
@@ -115,16 +114,6 @@ impl Store {
             bucket.store(0, Ordering::Relaxed);
         }
         Ok(())
-    }
-
-    /// Returns whether the answer to a request is rendered in advance. Never waits.
-    #[must_use]
-    pub fn is_fixed(&self, connection: &Connection, request: &Request<'_>) -> bool {
-        match self.get(connection.slot) {
-            SlotState::Ready(responses) => responses.is_fixed(connection, request),
-            SlotState::Expected => false,
-            SlotState::Unknown => true,
-        }
     }
 
     /// Returns the state of `slot`; [`SlotState::Unknown`] beyond the end of the table. Never waits.

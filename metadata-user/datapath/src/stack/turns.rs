@@ -119,7 +119,9 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         let Some(port) = self.ports.get_mut(slot) else { return };
         port.timer = None;
         let deadline = port.deadline(PORT_IDLE);
-        deadline.into_iter().for_each(|at| self.schedule_port(slot, at));
+        if let Some(at) = deadline {
+            self.schedule_port(slot, at);
+        }
     }
 
     fn port_timer(&self, slot: Slot) -> u32 {
@@ -167,7 +169,9 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         }
         match (fate, conn.deadline) {
             (ConnectionState::Live, deadline) => {
-                deadline.into_iter().for_each(|deadline| wheel.set(at, deadline));
+                if let Some(deadline) = deadline {
+                    wheel.set(at, deadline);
+                }
                 self.rate(at);
             }
             (ConnectionState::Gone, _) => self.remove_connection(now.mono, at),
@@ -352,7 +356,9 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         let count = self.held.count(slot);
         for place in (count.saturating_sub(PROBED)..count).rev() {
             let at = self.ports.get(slot).and_then(|port| port.conns.get(place).copied());
-            at.into_iter().for_each(|at| self.reap(now, at));
+            if let Some(at) = at {
+                self.reap(now, at);
+            }
         }
     }
 
@@ -372,7 +378,9 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
             return true;
         }
         let idle = self.idlers.front(slot as usize);
-        idle.into_iter().for_each(|at| self.evict_connection(now, at, out));
+        if let Some(at) = idle {
+            self.evict_connection(now, at, out);
+        }
         idle.is_some() && has_room(self)
     }
 
@@ -426,7 +434,9 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         // Backwards, because the last connection takes the place of a removed one.
         for place in (0..self.held.count(slot)).rev() {
             let at = self.ports.get(slot).and_then(|port| port.conns.get(place).copied());
-            at.into_iter().for_each(|at| self.reap(now, at));
+            if let Some(at) = at {
+                self.reap(now, at);
+            }
         }
     }
 
@@ -651,7 +661,9 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
     pub fn resume(&mut self) {
         if self.draining.take().is_some() {
             for at in 0..self.table.span() {
-                self.table.get_mut(at).into_iter().for_each(StackConnection::resume);
+                if let Some(conn) = self.table.get_mut(at) {
+                    conn.resume();
+                }
             }
         }
     }

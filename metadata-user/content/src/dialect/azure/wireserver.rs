@@ -31,24 +31,24 @@ static PROVISIONED: LazyLock<Response> =
 
 const POST: Methods = Methods::of(&[Method::Post]);
 
-pub(super) fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let versions = sheet.found(XML, versions());
+pub(super) fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    let versions = routes.found(XML, versions());
     let root = computed("versions of the protocol, for comp=versions", move |call| {
         if comp(call) == "versions" { versions.clone().into() } else { not_found() }
     });
-    sheet.live("/", Methods::READ, &*GUARDS, root);
+    routes.live("/", Methods::READ, &*GUARDS, root);
     let state = WireserverState::of(record);
-    let goal_state = sheet.own(XML, state.goal_state());
+    let goal_state = routes.own(XML, state.goal_state());
     let both = Methods::of(&[Method::Get, Method::Head, Method::Post]);
-    sheet.live("/machine", both, &*GUARDS, Machine { goal_state, state });
+    routes.live("/machine", both, &*GUARDS, Machine { goal_state, state });
     // The report of azure-init.
     let provisioned = computed("report to sinks.ready", |call| {
         forward(call);
         PROVISIONED.clone()
     });
-    sheet.live("/provisioning/health", POST, &*GUARDS, provisioned);
+    routes.live("/provisioning/health", POST, &*GUARDS, provisioned);
     // WALinuxAgent's observations of this server, once a minute.
-    sheet.live("/HealthService", POST, &*GUARDS, computed("accepted and dropped", |_| TAKEN.clone()));
+    routes.live("/HealthService", POST, &*GUARDS, computed("accepted and dropped", |_| TAKEN.clone()));
 }
 
 /// Returns the value of a parameter. The name matches in any case.
@@ -296,7 +296,7 @@ fn escaped(text: &str) -> String {
 // `/vmSettings` is 404: the agent reads that as "not supported" and uses the goal state. It treats any other answer,
 // and no answer, as a failure (`hostplugin.py`). There are no extensions, so there is no `/extensionArtifact`.
 
-/// URL for the agent's status, which [`goal_state`](super::wireserver) contains. The agent uses it with and without the
+/// URL for the agent's status, which [`WireserverState::goal_state`] contains. The agent uses it with and without the
 /// plug-in.
 pub(super) const STATUS_URL: &str = "http://168.63.129.16:32526/status";
 const _: () = assert!(HOST_PLUGIN_PORT == 32_526);
@@ -307,15 +307,15 @@ const PLUGIN_VERSIONS: &str = r#"["2015-09-01"]"#;
 static REPORT_TAKEN: LazyLock<Response> =
     LazyLock::new(|| Response::new(StatusCode(201), Some(TEXT), &[], ""));
 
-pub(super) fn render_host_plugin(sheet: &mut RouteBuilder<'_>) {
-    let versions = sheet.found(JSON, PLUGIN_VERSIONS);
-    sheet.guarded("/versions", &*GUARDS, versions);
-    let healthy = sheet.found(TEXT, "");
-    sheet.guarded("/health", &*GUARDS, healthy);
+pub(super) fn render_host_plugin(routes: &mut RouteBuilder<'_>) {
+    let versions = routes.found(JSON, PLUGIN_VERSIONS);
+    routes.guarded("/versions", &*GUARDS, versions);
+    let healthy = routes.found(TEXT, "");
+    routes.guarded("/health", &*GUARDS, healthy);
     for path in ["/status", "/vmAgentLog"] {
         // The agent's reports.
         let reports = computed("accepted and dropped", |_| REPORT_TAKEN.clone());
-        sheet.live(path, Methods::of(&[Method::Put]), &*GUARDS, reports);
+        routes.live(path, Methods::of(&[Method::Put]), &*GUARDS, reports);
     }
 }
 
