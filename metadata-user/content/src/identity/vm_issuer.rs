@@ -1,18 +1,18 @@
 //! Issues the tokens of one VM: knows its claims, keeps its tokens for reuse, and limits how many it may ask for.
 
 use bytes::Bytes;
-use metadata_common::mac::Mac;
-use metadata_common::maps::Slot;
 use metadata_common::share::Tenant;
 use metadata_common::time::Now;
+use metadata_common::mac::Mac;
+use metadata_common::maps::Slot;
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Claims;
-use super::signing_request::{SigningJob, SigningRequest};
 use super::{Issuer, Permit, count};
+use super::{SigningJob, SigningRequest};
 use crate::record::identity::Audience;
 use crate::record::{Owner, Record};
 
@@ -235,18 +235,6 @@ impl VmIssuer {
             Some(audience) => self.audiences.as_ref().is_none_or(|allowed| allowed.contains(audience)),
             None => self.signs_documents,
         }
-    }
-
-    /// Returns the token for an audience, with our own claims. See [`ask_for`](Self::ask_for).
-    #[must_use]
-    pub fn ask(
-        self: &Arc<Self>,
-        slot: Slot,
-        audience: &Audience,
-        now: Now,
-        has_waited: bool,
-    ) -> IssuerResponse {
-        self.ask_for(slot, &SigningRequest::token(audience), now, has_waited)
     }
 
     /// Returns what is wanted, or has it signed. `has_waited` is true for a request that got [`IssuerResponse::Wait`]
