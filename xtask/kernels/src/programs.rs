@@ -41,7 +41,7 @@ pub(crate) fn build(architecture: Architecture, names: &[&str], work: &Path) -> 
     let built = match architecture {
         // With the features of the whole workspace, so that nothing is built again that `cargo xtask test` built.
         Architecture::Amd64 => {
-            let mut agent = shell::cargo(["build", "--package", "metadata-user", "--bin", "xdp-imds"]);
+            let mut agent = shell::tested_agent();
             let mut test = shell::cargo(["test", "--no-run", "--workspace"]);
             [executables(&mut agent)?, executables(test.args(tests))?].concat()
         }

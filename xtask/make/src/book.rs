@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let agent = match &args.agent {
         Some(agent) => agent.clone(),
         None => {
-            shell::run(&mut shell::cargo(["build", "--package", "metadata-user", "--bin", "xdp-imds"]))?;
+            shell::run(&mut shell::tested_agent())?;
             shell::target().join("debug/xdp-imds")
         }
     };

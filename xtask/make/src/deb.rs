@@ -152,8 +152,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn of_dynamic(profile: &str, about: &About, output: &Path) -> Result<PathBuf> {
     let products = shell::target().join(if profile == "dev" { "debug" } else { profile });
     pages::write(&products.join("xdp-imds"), &products)?;
-    let mut command = shell::cargo(["deb", "--strip", "--profile", profile]);
-    made(&mut command, about, output)
+    let mut command = shell::cargo(["deb", "--strip"]);
+    made(&mut command, profile, about, output)
 }
 
 /// Makes the package from the static binary for an architecture. That binary and this machine's must be built.
@@ -165,16 +165,28 @@ pub(crate) fn of_static(
     output: &Path,
 ) -> Result<PathBuf> {
     tree.write_pages(architecture, profile)?;
-    let mut command = shell::cargo(["deb", "--no-strip", "--profile", profile]);
+    let mut command = shell::cargo(["deb", "--no-strip"]);
     command.args(["--target", architecture.triple()]).current_dir(tree.top());
     command.env("CARGO_TARGET_DIR", tree.target());
-    made(&mut command, about, output)
+    made(&mut command, profile, about, output)
 }
 
 /// Completes the command, runs it and returns the path of the package.
-fn made(command: &mut Command, about: &About, output: &Path) -> Result<PathBuf> {
+fn made(command: &mut Command, profile: &str, about: &About, output: &Path) -> Result<PathBuf> {
     fs::create_dir_all(output).with_context(|| format!("cannot make {}", output.display()))?;
-    command.args(["--locked", "--no-build", "--no-dbgsym", "--package", "metadata-user"]);
+    command.args([
+        "--locked",
+        "--no-build",
+        "--no-dbgsym",
+        "--package",
+        "metadata-user",
+        "--profile",
+        profile,
+    ]);
+    if profile != "release" {
+        // Nobody downloads it, and the better compression takes a minute.
+        command.arg("--fast");
+    }
     // Every file of the package gets this time.
     command.env("SOURCE_DATE_EPOCH", about.epoch().to_string());
     let printed = printed(command.arg("--output").arg(output.join("")))?;

@@ -26,6 +26,7 @@ use layout::{About, Image};
 use shell::architecture::Architecture;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Instant;
 
 pub(crate) use layout::sha256;
@@ -72,8 +73,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         check(&image, &args.profile, &about)?;
     }
     if args.trial {
-        let words = ["run", "--quiet", "--package", "xdp-imds-lab", "--", "image-trial"];
-        shell::run(shell::cargo(words).arg(out.canonicalize()?).args([&args.tag, &image.digest()]))?;
+        let mut lab = match shell::built("xdp-imds-lab") {
+            Some(lab) => Command::new(lab),
+            None => shell::cargo(["run", "--quiet", "--package", "xdp-imds-lab", "--"]),
+        };
+        shell::run(lab.arg("image-trial").arg(out.canonicalize()?).args([&args.tag, &image.digest()]))?;
     }
     Ok(())
 }

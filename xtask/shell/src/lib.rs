@@ -11,6 +11,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use variables::BUILT;
 
 /// Returns the top directory of the project.
 pub fn top() -> &'static Path {
@@ -36,6 +37,18 @@ pub fn cargo<W: AsRef<OsStr>>(words: impl IntoIterator<Item = W>) -> Command {
         }
     }
     command
+}
+
+/// Returns the Cargo command that builds the agent for tests. It has the features that users get, and the profile of the
+/// tests, which share most of its dependencies.
+pub fn tested_agent() -> Command {
+    cargo(["build", "--profile", "test", "--package", "metadata-user", "--bin", "xdp-imds"])
+}
+
+/// Returns the path of a program of `cargo xtask` if `cargo xtask ci` has built it for its steps.
+pub fn built(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os(BUILT).map(|_| target().join("debug").join(program))?;
+    path.is_file().then_some(path)
 }
 
 /// Returns Cargo's target directory.

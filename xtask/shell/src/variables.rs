@@ -10,3 +10,5 @@ pub const CLOUD_INIT: &str = "XDP_IMDS_CLOUD_INIT";
 pub const SEED: &str = "XDP_IMDS_SEED";
 /// Set: a verb's own program prints its help. Otherwise `cargo xtask` prints it from the book, which is made so.
 pub const PROGRAM_HELP: &str = "XDP_IMDS_PROGRAM_HELP";
+/// Set by `cargo xtask ci` for its steps: the programs of all verbs are built, in the directory of the profile `dev`.
+pub const BUILT: &str = "XDP_IMDS_BUILT";
