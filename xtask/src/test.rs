@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         tools::ensure(tools::LAB)?;
         build_afterburn();
     }
-    shell::run(&mut shell::cargo(["build", "--package", "metadata-user", "--bin", "xdp-imds"]))?;
+    shell::run(&mut shell::tested_agent())?;
 
     let log = tempfile::NamedTempFile::new()?;
     let mut test = shell::cargo(["test", "--workspace"]);
