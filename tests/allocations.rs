@@ -18,10 +18,10 @@ use metadata_datapath::stack::{
     ConnectionAction, Exchange as _, Service as _, Stack, StackConfig, TIME_WAITS_PER_PORT, Transmit,
 };
 use metadata_datapath::worker::Heartbeat;
-use metadata_user::service::MetadataService;
-use metadata_user::service::audit::Tape;
 use metadata_feed::state::mailboxes::Mailboxes;
 use metadata_user::agent::Health;
+use metadata_user::service::MetadataService;
+use metadata_user::service::audit::Tape;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::pattern::stack;

@@ -271,7 +271,10 @@ fn the_imports_of_modules_form_no_circle() {
 const PRINTERS: [(&str, &str); 7] = [
     ("metadata-user/src/output.rs", "it escapes what it writes"),
     ("metadata-user/src/logging.rs", "its lines are `Printable`, or JSON that `audit/json.rs` escapes"),
-    ("metadata-user/control/src/screen/terminal.rs", "it writes cells, which `draw` fills with printable characters"),
+    (
+        "metadata-user/control/src/screen/terminal.rs",
+        "it writes cells, which `draw` fills with printable characters",
+    ),
     ("metadata-user/src/service/audit/write.rs", "it writes lines of `audit/json.rs`, which escapes them"),
     ("metadata-user/feed/src/libvirt/syslog.rs", "it writes `Printable`"),
     ("metadata-user/datapath/src/afxdp/model.rs", "it prints the seed of a test"),

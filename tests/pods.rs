@@ -3,8 +3,8 @@
 //! Neither a process with a reused PID nor one of another pod is taken for the launcher. When a pod ends, its namespace
 //! vanishes.
 
-use metadata_common::port::PortName;
 use metadata_common::mac::Mac;
+use metadata_common::port::PortName;
 use metadata_datapath::sandbox::{SandboxMode, SandboxStage};
 use metadata_feed::pods::{
     NicNames, Pod, PodDirectories, PodEvent, PodUid, Pods, TapKind, VolumeError, names_of,

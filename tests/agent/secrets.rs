@@ -2,8 +2,8 @@
 //! may read.
 
 use metadata_common::addresses::Connection;
-use metadata_common::time::Now;
 use metadata_common::cookie::CookieKey;
+use metadata_common::time::Now;
 use metadata_content::dialect;
 use metadata_content::http::{Headers, Method, Request, RequestTarget};
 use metadata_content::identity::{IssuedToken, IssuerResponse};
@@ -13,10 +13,10 @@ use metadata_content::record::{Record, RecordLimits};
 use metadata_content::sink::Outbox;
 use metadata_content::store::{Interner, Store, VmState};
 use metadata_datapath::stack::{ConnectionAction, Exchange as _, Service as _, StackConfig};
-use metadata_user::service::MetadataService;
 use metadata_signer::Algorithm;
 use metadata_steer::SteerConfig;
 use metadata_user::config::Config;
+use metadata_user::service::MetadataService;
 use metadata_user::verbs::check;
 use metadata_user::verbs::explain::{self, ExplainRequest};
 use serde_json::{Value, json};

@@ -16,8 +16,8 @@ use metadata_content::sink::Outbox;
 use metadata_content::store::{Interner, Store, VmState};
 use metadata_content::token::Keyring;
 use metadata_datapath::stack::{ConnectionAction, Exchange as _, Service as _};
-use metadata_user::service::MetadataService;
 use metadata_feed::state::mailboxes::Mailboxes;
+use metadata_user::service::MetadataService;
 use support::question;
 use support::wire::at;
 

@@ -670,7 +670,10 @@ fn a_guest_is_served_after_its_migration_by_the_mac_of_its_first_pod() {
         node.server.be_away(false);
         node.server.put(arrived);
         wait_for(&agent, "the API server is back", || {
-            ensure!(node.status()?.sources.first().is_some_and(|server| server.failing.is_none()), "it is not");
+            ensure!(
+                node.status()?.sources.first().is_some_and(|server| server.failing.is_none()),
+                "it is not"
+            );
             Ok(())
         });
         gets(&guest, PATH, "# moved\n").expect("it is active");

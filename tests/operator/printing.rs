@@ -14,9 +14,9 @@ use metadata_common::run::SOCKET;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{self, ApiProblem, Instance, InstanceVm, Name};
 use metadata_control::status::{
-    AgentStatus, SourceStatus, ExpectedMac, FailedReads, GuestState, GuestStatus, GuestWay,
-    InstanceState, IssuerState, MacMismatch, PortState, PortStatus, RecentWarning, RefusedRecord,
-    ShadowedRecord, SharedUuid, WorkerStatus,
+    AgentStatus, ExpectedMac, FailedReads, GuestState, GuestStatus, GuestWay, InstanceState, IssuerState,
+    MacMismatch, PortState, PortStatus, RecentWarning, RefusedRecord, ShadowedRecord, SharedUuid,
+    SourceStatus, WorkerStatus,
 };
 use metadata_control::top::{DropCount, SeenRequest, Top, VmPage, VmRow};
 use metadata_control::trace::wire::{self, TraceLine};

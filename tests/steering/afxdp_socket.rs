@@ -7,9 +7,9 @@
 use aya::Ebpf;
 use aya::maps::XskMap;
 use aya::programs::{Xdp, xdp::XdpMode};
-use metadata_common::time::Now;
 use metadata_common::maps::{Slot, name, program};
 use metadata_common::stamp::stamp;
+use metadata_common::time::Now;
 use metadata_datapath::afxdp::{AfxdpError, Socket, SocketConfig, SocketStats};
 use metadata_datapath::link::HubTap;
 use metadata_datapath::stack::Transmit;

@@ -1,7 +1,7 @@
 //! Steering handles ports that appear and disappear, and leaves nothing behind when it stops.
 
-use metadata_common::port::PortName;
 use metadata_common::mac::Mac;
+use metadata_common::port::PortName;
 use metadata_common::verdict::Verdict;
 use metadata_links::error::LinkError;
 use metadata_steer::{

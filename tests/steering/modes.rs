@@ -1,8 +1,8 @@
 //! XDP and the classifier reach the same verdicts, and a port switches between them without losing a frame.
 
-use metadata_common::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::maps::MAX_STEERED;
+use metadata_common::port::PortName;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_common::wire::ethernet;
 use metadata_steer::probe::{Feature, features, missing_helpers};

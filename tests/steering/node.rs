@@ -1,8 +1,8 @@
 //! A node that runs steering, and the frames its guests send and receive.
 
-use metadata_common::port::PortName;
 use metadata_common::cookie::CookieKey;
 use metadata_common::mac::Mac;
+use metadata_common::port::PortName;
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::Verdict;
 use metadata_steer::{PortLimits, SteerConfig, SteerError, Steering, SteeringMode};

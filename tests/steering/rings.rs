@@ -3,9 +3,9 @@
 use crate::node::{
     ALICE, BOB, Node, SERVED, ask, ask_for, config, port, receives, receives_nothing, start_in, within,
 };
-use metadata_common::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_STEERED, RING_BYTES, RING_FRESH, RING_RECORDS};
+use metadata_common::port::PortName;
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;

@@ -1,8 +1,8 @@
 //! Reports from the kernel: devices that appear and disappear, and the log lines of the programs.
 
-use metadata_common::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{ANSWER_LINK, MAX_SLOTS};
+use metadata_common::port::PortName;
 use metadata_common::verdict::Verdict;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_links::error::LinkError;

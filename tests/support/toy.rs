@@ -14,8 +14,8 @@
 
 use bytes::Bytes;
 use metadata_common::addresses::Connection;
-use metadata_common::time::Now;
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 use metadata_datapath::stack::{ConnectionAction, Exchange, Service, Stack, StackConfig};
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -2,9 +2,9 @@
 //!
 //! Time is virtual and every fault depends on a seed, so a failure can be repeated exactly.
 
-use metadata_common::time::Now;
 use metadata_common::maps::Slot;
 use metadata_common::stamp::stamp;
+use metadata_common::time::Now;
 use metadata_datapath::stack::{AckLedger, Long, NoLedger, Service, Stack, Transmit};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};

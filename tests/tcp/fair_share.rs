@@ -11,9 +11,9 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use metadata_common::time::Now;
 use metadata_common::maps::Slot;
 use metadata_common::stamp::slot_of;
+use metadata_common::time::Now;
 use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::{FrameSource, LinkReceiver};
 use metadata_datapath::stack::{Stack, StackConfig, StackStats, Transmit};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_common::addresses::Connection;
-use metadata_common::time::Now;
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
+use metadata_common::time::Now;
 use metadata_content::http::{Request, Response, StatusCode};
 use metadata_content::store::ParkedCall;
 use metadata_datapath::stack::{Service, Stack, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT};

@@ -1,8 +1,8 @@
 //! Answers of many segments in one frame, which are cut behind the hub.
 
 use metadata_common::addresses::Connection;
-use metadata_common::time::Now;
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 use metadata_datapath::GROUP;
 use metadata_datapath::guest_devices::GuestDevices;
 use metadata_datapath::stack::{

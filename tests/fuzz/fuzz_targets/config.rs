@@ -6,8 +6,8 @@
 use std::io::Write as _;
 use std::path::Path;
 
-use metadata_common::port::is_ifname;
 use metadata_common::maps;
+use metadata_common::port::is_ifname;
 use metadata_content::record::RecordLimits;
 use metadata_user::config::{Config, ConfigError};
 use tempfile::NamedTempFile;

@@ -72,7 +72,8 @@ fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
     assert!(away.troubles.iter().any(|line| line.starts_with(trouble)), "{:?}", away.troubles);
     assert_eq!(metric(&agent, "xdp_imds_source_failing", &[("source", "kubevirt")]), 1.0);
     wait_for(&agent, "refusals are counted", || {
-        let refused = metric(&agent, "xdp_imds_source_failures_total", &[("source", "kubevirt"), ("kind", "refused")]);
+        let refused =
+            metric(&agent, "xdp_imds_source_failures_total", &[("source", "kubevirt"), ("kind", "refused")]);
         ensure!(refused >= 2.0, "{refused}");
         Ok(())
     });

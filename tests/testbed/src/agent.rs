@@ -429,7 +429,7 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    use super::{VERSION, Metrics, PortArgument, fresh};
+    use super::{Metrics, PortArgument, VERSION, fresh};
     use crate::process::write_script;
     use metadata_common::mac::Mac;
     use std::fs;
