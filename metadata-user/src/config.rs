@@ -14,15 +14,12 @@
 //! audit: {to: /var/log/xdp-imds/audit.log, sample: 16, max_megabytes: 64, keep: 4}
 //! identity: {issuer: "https://imds.example.org", keys: /etc/xdp-imds/identity}
 //! ```
-mod identity;
-mod limits;
 mod port;
 mod read;
 mod sections;
 mod sources;
 #[cfg(test)]
 mod tests;
-mod workers;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -177,7 +174,7 @@ impl Default for Config {
             rotate_token_key_days: 30,
             spin_us: 0,
             answer_in_kernel: true,
-            workers: workers::by_default(),
+            workers: sections::by_default(),
             #[cfg(feature = "kubevirt")]
             kubevirt: None,
             proxmox: None,

@@ -1,38 +1,40 @@
 //! The control loop: handles one event after another, and settles ports in between.
 
-mod requests;
-mod timers;
-
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
 use metadata_content::source::RecordSource;
+use metadata_control::status::GuestUsage;
+use metadata_datapath::stack::SlotStats;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
 use metadata_links::watch::Changed;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::signal::unix::Signal;
+use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Interval, MissedTickBehavior, interval};
 use tracing::{error, info, warn};
 
-use super::drain::{self, DrainResult};
-use super::endpoint::{ControlRequest, Registrar};
+use super::drain::DrainResult;
+use super::endpoint::Registrar;
+use super::event_sources::{self, Incoming, LinkWatches, Listeners, TokenEvents};
 use super::feeds::{FeedHost, Feeds};
 use super::handover::{
     HandoverResult, HandoverState, PreviousEvent, Succession, Takeover, TakeoverRequest, hand_over,
 };
-use super::health::Health;
-use super::identity::{self, TokenEvents};
-use super::links::LinkWatches;
-use super::listeners::{self, Incoming, Listeners};
-use super::node::{Node, RegistrationConfig};
-use super::notify;
-use super::reload::{self, ConfigSource};
-use super::signals::Stop;
+use super::node::RegistrationConfig;
+use super::reload::ConfigSource;
+use super::service_manager::Stop;
 use super::snapshots::Snapshots;
 use super::state::BackgroundTasks;
+use super::{drain, reload};
+use crate::agent::endpoint::ControlRequest;
+use crate::agent::health::Health;
+use crate::agent::node::Node;
+use crate::agent::service_manager;
 use crate::config::Config;
 use crate::identity::SigningClient;
-use timers::{Timer, Timers};
+use crate::service::audit::COLLECT_EVERY;
 
 /// Maximum time for settling ports before the next event is handled.
 const PASS: Duration = Duration::from_millis(5);
@@ -190,10 +192,10 @@ impl ControlLoop {
         tokio::select! {
             (source, event) = self.feeds.recv() => Ok(self.on_feed(source, event)),
             Some((netns, changed)) = self.links.recv() => Ok(self.on_links(netns.as_deref(), &changed)),
-            incoming = listeners::next(&mut self.listeners) => self.on_incoming(incoming).await,
+            incoming = event_sources::next(&mut self.listeners) => self.on_incoming(incoming).await,
             event = self.succession.recv() => Ok(self.on_previous_agent(event).await),
             timer = self.timers.next() => self.on_timer(timer),
-            event = identity::next(&mut self.identity) => Ok(self.on_token(&event)),
+            event = event_sources::next_token(&mut self.identity) => Ok(self.on_token(&event)),
             () = tokio::task::yield_now(), if may_settle => Ok(self.settle_some()),
             Some(ended) = self.tasks.join_next(), if !self.tasks.is_empty() => on_task_ended(ended),
             Some(()) = self.hup.recv() => Ok(self.on_reload()),
@@ -247,7 +249,7 @@ impl ControlLoop {
                 Turn::Changed
             }
             Incoming::Request(request) => {
-                requests::answer(&self.node, &self.health, request);
+                answer(&self.node, &self.health, request);
                 self.timers.set_collecting(self.node.ports.answers().are_recorded());
                 Turn::Unchanged
             }
@@ -281,7 +283,7 @@ impl ControlLoop {
     }
 
     /// Wakes the request that waits for a token, and notes the token in the audit log.
-    fn on_token(&mut self, event: &identity::SigningEvent) -> Turn {
+    fn on_token(&mut self, event: &event_sources::SigningEvent) -> Turn {
         if let Some(signed) = &event.signed {
             self.node.ports.answers().token_signed(signed);
         }
@@ -303,7 +305,7 @@ impl ControlLoop {
                 self.node.collect();
                 self.timers.set_collecting(self.node.ports.answers().are_recorded());
             }
-            Timer::Watchdog => notify::alive(),
+            Timer::Watchdog => service_manager::alive(),
         }
         Ok(Turn::Unchanged)
     }
@@ -328,7 +330,7 @@ impl ControlLoop {
 
     /// Reads the configuration again, and applies the fields that can change.
     fn on_reload(&mut self) -> Turn {
-        notify::reloading();
+        service_manager::reloading();
         let changes = reload::read(&self.origin, &self.config);
         self.node.reporter.on_reload(changes.as_ref().err().cloned());
         self.node.ports.answers().reopen_audit();
@@ -349,7 +351,7 @@ impl ControlLoop {
         if self.taking.is_none() {
             self.node.check_attachments(Instant::now());
         }
-        notify::ready();
+        service_manager::ready();
         self.registrar.configure(&self.config);
         Turn::Changed
     }
@@ -386,7 +388,7 @@ impl ControlLoop {
         self.serving = true;
         self.health.set_ports_settled();
         self.health.set_adopting(false);
-        notify::ready();
+        service_manager::ready();
         let ports = &self.node.ports;
         info!(ports = ports.count(), identities = ports.identity_count(), "serving");
     }
@@ -423,12 +425,12 @@ impl ControlLoop {
     /// Drains the workers, answers requests during the drain, and saves what guests wrote.
     async fn drain(&mut self, name: &str) {
         info!("{name}: stopping");
-        notify::stopping();
+        service_manager::stopping();
         self.health.set_draining();
         let limit = Duration::from_secs(self.config.drain_seconds.into());
         let drained = tokio::select! {
             drained = drain::drain(self.node.ports.workers(), limit, self.stop.recv()) => drained,
-            never = requests::answer_all(&self.node, &self.health, &mut self.listeners) => match never {},
+            never = answer_all(&self.node, &self.health, &mut self.listeners) => match never {},
         };
         if let DrainResult::Cut(connections @ 1..) = drained {
             warn!(
@@ -451,4 +453,145 @@ fn on_task_ended(ended: Result<anyhow::Result<()>, JoinError>) -> anyhow::Result
         Err(error) => return Err(anyhow::Error::new(error).context("a task of the control loop panicked")),
     }
     Ok(Turn::Unchanged)
+}
+
+/// How often to retry what failed, if no link event arrives.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// How often to check how guests use their ports.
+const GUESTS: Duration = Duration::from_secs(2);
+
+/// How often to check the age of token keys and of mailboxes without a record.
+const TEND: Duration = Duration::from_secs(60);
+
+/// The interval of a timer that is not used.
+const NEVER: Duration = Duration::from_secs(86_400);
+
+/// A timer that has fired.
+enum Timer {
+    /// Retry what failed.
+    Retry,
+    /// Check how guests use their ports.
+    Guests(Instant),
+    /// Rotate old token keys and delete unused mailboxes.
+    Tend,
+    /// Take the answers that workers have recorded.
+    Collect,
+    /// Notify the watchdog of the service manager.
+    Watchdog,
+}
+
+/// The timers. Each fires for the first time immediately.
+struct Timers {
+    retry: Interval,
+    guests: Interval,
+    tend: Interval,
+    /// `None` while workers record no answers.
+    collect: Option<Interval>,
+    watchdog: Interval,
+}
+
+impl Timers {
+    fn new(collects: bool) -> Self {
+        Self {
+            retry: delayed(RETRY),
+            guests: delayed(GUESTS),
+            tend: interval(TEND),
+            collect: collects.then(|| delayed(COLLECT_EVERY)),
+            watchdog: interval(service_manager::watchdog().unwrap_or(NEVER)),
+        }
+    }
+
+    /// Sets whether workers record answers.
+    fn set_collecting(&mut self, collects: bool) {
+        if collects != self.collect.is_some() {
+            self.collect = collects.then(|| delayed(COLLECT_EVERY));
+        }
+    }
+
+    /// Waits for the next timer. Nothing is lost when this is cancelled.
+    async fn next(&mut self) -> Timer {
+        tokio::select! {
+            _ = self.retry.tick() => Timer::Retry,
+            now = self.guests.tick() => Timer::Guests(now.into_std()),
+            _ = self.tend.tick() => Timer::Tend,
+            () = tick(&mut self.collect) => Timer::Collect,
+            _ = self.watchdog.tick() => Timer::Watchdog,
+        }
+    }
+}
+
+fn delayed(every: Duration) -> Interval {
+    let mut interval = interval(every);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
+}
+
+/// Waits for ever without an interval.
+async fn tick(interval: &mut Option<Interval>) {
+    match interval {
+        Some(interval) => _ = interval.tick().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Limit on the time until a worker reports the connections and requests of a guest. An idle worker reports within a
+/// second.
+const WORKER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Answers a request. The answer is dropped if the client has disconnected.
+fn answer(node: &Node, health: &Health, request: ControlRequest) {
+    match request {
+        ControlRequest::Metrics(reply) => _ = reply.send(node.metrics(health)),
+        ControlRequest::Status(about, reply) => _ = reply.send(Box::new(node.status(about, health))),
+        ControlRequest::Top(query, reply) => _ = reply.send(Box::new(node.top(&query, health))),
+        ControlRequest::VmPages(name, reply) => {
+            let pages = node.vm_pages(&name);
+            tokio::spawn(async move {
+                reply.send(collect_held(pages, |page, held| page.held = Some(held)).await)
+            });
+        }
+        ControlRequest::Trace(target, reply) => _ = reply.send(node.view().trace(&target).map(Box::new)),
+        // The agent is ending; the next agent registers records.
+        ControlRequest::Instances(_) => {}
+        ControlRequest::Guests(name, reply) => {
+            let asked = node.view().guests(&name);
+            // Workers answer after their next turn, and the loop does not wait for them.
+            tokio::spawn(async move {
+                reply.send(collect_held(asked, |guest, held| guest.held = Some(held)).await)
+            });
+        }
+    }
+}
+
+/// Answers requests and writes audit lines while the agent drains. Ignores takeovers.
+async fn answer_all(node: &Node, health: &Health, listeners: &mut Option<Listeners>) -> Infallible {
+    let mut audit = interval(COLLECT_EVERY);
+    loop {
+        tokio::select! {
+            incoming = event_sources::next(listeners) => match incoming {
+                Incoming::Request(request) => answer(node, health, request),
+                Incoming::TakeOver(_) | Incoming::PrepareTakeover(_) => {}
+            },
+            _ = audit.tick() => node.collect(),
+        }
+    }
+}
+
+/// Sets what workers hold for each guest; nothing is set if a worker does not answer in time.
+async fn collect_held<T>(
+    asked: Vec<(T, Option<oneshot::Receiver<SlotStats>>)>,
+    set: impl Fn(&mut T, GuestUsage),
+) -> Vec<T> {
+    let until = tokio::time::Instant::now() + WORKER_ANSWERS_WITHIN;
+    let mut guests = Vec::with_capacity(asked.len());
+    for (mut guest, answer) in asked {
+        if let Some(answer) = answer
+            && let Ok(Ok(held)) = tokio::time::timeout_at(until, answer).await
+        {
+            set(&mut guest, GuestUsage { connections: held.connections, requests: held.waiting });
+        }
+        guests.push(guest);
+    }
+    guests
 }

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::endpoint;
 use super::node::Workers;
-use super::signals::Stop;
+use super::service_manager::Stop;
 
 /// How often to check how many connections remain.
 const CHECK_EVERY: Duration = Duration::from_millis(2);

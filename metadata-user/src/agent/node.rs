@@ -8,7 +8,6 @@ mod attaching;
 mod bindings;
 mod catalogue;
 mod ports;
-mod renderer;
 mod reporter;
 mod view;
 mod workers;

@@ -17,7 +17,7 @@ use super::handover::{HandoverState, Takeover};
 use super::node::{AnswerPublisher, Node, NodePorts, RecordCatalogue, Reporter, TapGuard, Workers};
 use super::preflight;
 use super::reload::ConfigSource;
-use super::signals::Stop;
+use super::service_manager::Stop;
 use super::state::NodeState;
 use crate::config::Config;
 use crate::identity;

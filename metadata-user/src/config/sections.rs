@@ -1,14 +1,20 @@
 //! The sections whose types belong to this crate. The crates that use the other sections define their types.
 
-use std::path::PathBuf;
-
-use serde::{Deserialize, Serialize};
-
+use metadata_common::maps;
 use metadata_content::record;
 use metadata_datapath::sandbox;
+use metadata_feed::memory_budget;
+use metadata_feed::memory_budget::{WORKER_BYTES, cgroup};
 use metadata_feed::registry::MAX_RECORDS;
-use metadata_signer::jwt::LIFETIME_MOST;
+use metadata_signer::jwt::{LIFETIME_LEAST, LIFETIME_MOST};
 use metadata_signer::{Algorithm, CertificateFiles};
+use metadata_steer::HUB_PREFIX_MAX;
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use super::{Config, ConfigError, PAGE_HOSTS};
+use crate::logging::LogFilter;
 
 /// How the kernel treats system calls and capabilities that serving does not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize, clap::ValueEnum)]
@@ -129,5 +135,297 @@ impl IdentityConfig {
     pub fn jwks_uri(&self) -> String {
         let default = || format!("{}/.well-known/jwks.json", self.issuer.trim_end_matches('/'));
         self.jwks_uri.clone().unwrap_or_else(default)
+    }
+}
+
+/// Maximum length of an issuer or a URL of keys, in bytes.
+const URL_BYTES: usize = 255;
+/// Maximum length of a trust domain, in bytes (SPIFFE ID section 2.3).
+const TRUST_DOMAIN_BYTES: usize = 255;
+/// Longest time that a key may be published before it signs, in hours.
+const PUBLISH_HOURS_MOST: u32 = 720;
+/// Longest interval of rotation, in days.
+const ROTATE_DAYS_MOST: u32 = 3_650;
+
+/// Returns whether the text is an `https` URL without user, query and fragment (OpenID Connect Discovery 1.0 section
+/// 3).
+fn is_url(text: &str) -> bool {
+    let Some(rest) = text.strip_prefix("https://") else { return false };
+    let host = rest.split('/').next().unwrap_or_default();
+    let is_good = |byte: u8| byte.is_ascii_graphic() && !b"\"#<>?@\\^`{|}".contains(&byte);
+    text.len() <= URL_BYTES && !host.is_empty() && text.bytes().all(is_good)
+}
+
+fn is_trust_domain(text: &str) -> bool {
+    let is_good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._".contains(&byte);
+    (1..=TRUST_DOMAIN_BYTES).contains(&text.len()) && text.bytes().all(is_good)
+}
+
+impl IdentityConfig {
+    /// Validates ranges and combinations of values.
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        let value = |field, expected: &str, found: String| {
+            Err(ConfigError::Value { field, expected: expected.into(), found })
+        };
+        let url = "a URL of at most 255 characters that begins with https:// and has no query";
+        if !is_url(&self.issuer) {
+            return value("identity.issuer", url, format!("`{}`", self.issuer));
+        }
+        if let Some(found) = self.jwks_uri.as_ref().filter(|uri| !is_url(uri)) {
+            return value("identity.jwks_uri", url, format!("`{found}`"));
+        }
+        if self.keys == Path::new("") {
+            return value("identity.keys", "a directory", "an empty text".into());
+        }
+        if let Some(found) = self.trust_domain.as_ref().filter(|domain| !is_trust_domain(domain)) {
+            let expected = "1 to 255 lower-case letters, digits, `-`, `.` and `_`";
+            return value("identity.trust_domain", expected, format!("`{found}`"));
+        }
+        if let Some(CertificateFiles { chain, key }) = &self.certificate
+            && [chain, key].contains(&&PathBuf::new())
+        {
+            return value(
+                "identity.certificate",
+                "`chain` and `key` with a file each",
+                "an empty text".into(),
+            );
+        }
+        if !(LIFETIME_LEAST..=LIFETIME_MOST).contains(&self.lifetime_seconds) {
+            let expected = format!("{LIFETIME_LEAST} to {LIFETIME_MOST}");
+            return value("identity.lifetime_seconds", &expected, self.lifetime_seconds.to_string());
+        }
+        if self.publish_hours > PUBLISH_HOURS_MOST {
+            let expected = format!("at most {PUBLISH_HOURS_MOST}");
+            return value("identity.publish_hours", &expected, self.publish_hours.to_string());
+        }
+        self.validate_rotation()
+    }
+
+    fn validate_rotation(&self) -> Result<(), ConfigError> {
+        let value = |expected: String, found: String| {
+            Err(ConfigError::Value { field: "identity.rotate_days", expected, found })
+        };
+        let days = self.rotate_days;
+        if days == 0 {
+            return Ok(());
+        }
+        if self.algorithm == Algorithm::Rs256 {
+            let expected = "0 with RS256, whose keys others make";
+            return value(expected.into(), days.to_string());
+        }
+        // The next key must sign for longer than a token of the last one lives.
+        let least = (self.publish_hours + 1).div_ceil(24).max(1);
+        if !(least..=ROTATE_DAYS_MOST).contains(&days) {
+            let expected = format!("0, or {least} to {ROTATE_DAYS_MOST} with this `publish_hours`");
+            return value(expected, days.to_string());
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    /// Validates ranges and combinations of values.
+    ///
+    /// # Errors
+    /// A value is out of range. The error names the first such field.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let value =
+            |field, expected: String, found: String| Err(ConfigError::Value { field, expected, found });
+        if self.hub.is_empty() || self.hub.len() > HUB_PREFIX_MAX || !self.hub.bytes().all(is_ifname_byte) {
+            return value(
+                "hub",
+                format!("1 to {HUB_PREFIX_MAX} letters, digits, `-`, `_` or `.`"),
+                self.hub.clone(),
+            );
+        }
+        if let Some(log) = &self.log
+            && let Err(error) = log.parse::<LogFilter>()
+        {
+            let expected = "a level such as `info`, or levels such as `info,metadata_steer=debug`";
+            return value("log", expected.into(), format!("`{log}`: {error}"));
+        }
+        if self.page_hosts.len() > PAGE_HOSTS {
+            return value(
+                "page_hosts",
+                format!("at most {PAGE_HOSTS} names"),
+                self.page_hosts.len().to_string(),
+            );
+        }
+        if let Some(name) = self.page_hosts.iter().find(|name| !is_host_name(name)) {
+            return value("page_hosts", "host names without a port".into(), format!("`{name}`"));
+        }
+        self.validate_addresses()?;
+        if let Some(identity) = &self.identity {
+            identity.validate()?;
+        }
+        if self.limits.frames_per_second > 0 && self.limits.burst == 0 {
+            return value("limits.burst", "at least 1 when frames_per_second is set".into(), "0".into());
+        }
+        if self.limits.connections_per_second > 0 && self.limits.connection_burst == 0 {
+            let wanted = "at least 1 when connections_per_second is set";
+            return value("limits.connection_burst", wanted.into(), "0".into());
+        }
+        let record::RecordLimits { metadata_keys: keys, metadata_chars: chars, .. } = self.record_limits();
+        for (field, found, most) in [
+            ("metadata.keys", keys, record::RecordLimits::METADATA_KEYS_MOST),
+            ("metadata.chars", chars, record::RecordLimits::METADATA_CHARS_MOST),
+        ] {
+            if found > most {
+                return value(field, format!("at most {most}"), found.to_string());
+            }
+        }
+        if let Some(found) = self.record_memory.filter(|bytes| *bytes < memory_budget::LEAST_BYTES) {
+            let least = format!("at least {} bytes", memory_budget::LEAST_BYTES);
+            return value("record_memory", least, found.to_string());
+        }
+        let instances = self.api().instances;
+        if !(1..=MAX_RECORDS).contains(&instances) {
+            return value("api.instances", format!("1 to {MAX_RECORDS}"), instances.to_string());
+        }
+        Ok(())
+    }
+
+    fn validate_addresses(&self) -> Result<(), ConfigError> {
+        let value = |field, expected: &str, found: String| {
+            Err(ConfigError::Value { field, expected: expected.into(), found })
+        };
+        if self.addresses.is_empty() {
+            return value("addresses", "at least one address to serve", "none".into());
+        }
+        let next_hops: Vec<_> = self.next_hops().into_iter().map(IpAddr::V4).collect();
+        let mut seen: Vec<IpAddr> = Vec::new();
+        for (field, list) in [("addresses", &self.addresses), ("arp_only", &next_hops)] {
+            for address in list {
+                // Guests send broadcast and multicast frames to each other, so the agent must not intercept them.
+                let group = matches!(address, IpAddr::V4(v4) if v4.is_broadcast()) || address.is_multicast();
+                if group || address.is_unspecified() || address.is_loopback() {
+                    return value(
+                        field,
+                        "unicast addresses, neither unspecified nor loopback",
+                        address.to_string(),
+                    );
+                }
+                if seen.contains(address) {
+                    return value(
+                        field,
+                        "each address at most once in both lists",
+                        format!("{address} twice"),
+                    );
+                }
+                seen.push(*address);
+            }
+        }
+        for family in [IpAddr::is_ipv4, IpAddr::is_ipv6] {
+            let count = seen.iter().filter(|address| family(address)).count();
+            if count > maps::MAX_SERVED as usize {
+                let expected = format!("at most {} per address family, next hops included", maps::MAX_SERVED);
+                return value("addresses", &expected, count.to_string());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// True for a name of letters, digits, `-`, `_` and `.`, at most as long as DNS allows (RFC 1035 §2.3.4).
+fn is_host_name(name: &str) -> bool {
+    (1..=253).contains(&name.len()) && name.bytes().all(is_ifname_byte)
+}
+
+fn is_ifname_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.')
+}
+
+/// CPUs for which one worker suffices. By a model of a node with 62 VMs on each CPU that all run cloud-init at once
+/// (the bench `many_cores`), a worker is then busy for an eighth of the storm.
+const CPUS_OF_A_WORKER: usize = 32;
+/// The most workers by default. Each takes 64 MiB for the rings of its hub.
+const MOST: usize = 8;
+/// The share of the memory limit that workers may take: one part of this many.
+const PARTS: u64 = 8;
+
+/// The number of workers for the CPUs and the memory that this process may use.
+pub(super) fn by_default() -> u32 {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    for_machine(cpus, cgroup::memory_limit())
+}
+
+fn for_machine(cpus: usize, memory: Option<u64>) -> u32 {
+    let by_cpus = cpus.div_ceil(CPUS_OF_A_WORKER).clamp(1, MOST);
+    let by_memory = memory.map_or(u64::MAX, |bytes| bytes / PARTS / WORKER_BYTES as u64);
+    (by_cpus as u64).min(by_memory).max(1) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::for_machine;
+    use crate::config::Config;
+
+    fn read(more: &str) -> Result<Config, String> {
+        let config =
+            Config::parse(&format!("identity: {{keys: /keys, {more}}}\n")).map_err(|e| e.to_string())?;
+        config.validate().map_err(|error| error.to_string())?;
+        Ok(config)
+    }
+
+    #[test]
+    fn only_issuer_and_keys_are_required() {
+        let config = read("issuer: 'https://imds.example/'").expect("valid");
+        let identity = config.identity.expect("an issuer");
+        assert_eq!((identity.lifetime_seconds, identity.publish_hours, identity.rotate_days), (3_600, 24, 0));
+        assert_eq!(identity.jwks_uri(), "https://imds.example/.well-known/jwks.json");
+        assert!(Config::parse("identity: {keys: /keys}\n").is_err());
+        assert!(Config::parse("identity: {issuer: 'https://a'}\n").is_err());
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_by_field() {
+        let good = "issuer: 'https://a'";
+        for (field, more) in [
+            ("issuer", "issuer: 'http://a'"),
+            ("issuer", "issuer: 'https://'"),
+            ("issuer", "issuer: 'https://a?b'"),
+            ("issuer", "issuer: 'https://user@a'"),
+            ("jwks_uri", "issuer: 'https://a', jwks_uri: 'ftp://a'"),
+            ("trust_domain", "issuer: 'https://a', trust_domain: 'Example.org'"),
+            ("trust_domain", "issuer: 'https://a', trust_domain: ''"),
+            ("trust_domain", "issuer: 'https://a', trust_domain: 'a/b'"),
+            ("certificate", "issuer: 'https://a', certificate: {chain: c.pem, key: ''}"),
+            ("lifetime_seconds", "issuer: 'https://a', lifetime_seconds: 3601"),
+            ("lifetime_seconds", "issuer: 'https://a', lifetime_seconds: 9"),
+            ("publish_hours", "issuer: 'https://a', publish_hours: 721"),
+            ("rotate_days", "issuer: 'https://a', rotate_days: 1"),
+            ("rotate_days", "issuer: 'https://a', rotate_days: 30, algorithm: RS256"),
+        ] {
+            let error = read(more).expect_err(more);
+            assert!(error.starts_with(&format!("identity.{field}: expected")), "{more}: {error}");
+        }
+        for more in [
+            "rotate_days: 2",
+            "rotate_days: 1, publish_hours: 23",
+            "algorithm: EdDSA",
+            "trust_domain: a.b-c_d",
+            "certificate: {chain: c.pem, key: k.pem}",
+        ] {
+            read(&format!("{good}, {more}")).expect(more);
+        }
+    }
+
+    #[test]
+    fn workers_follow_the_cpus_within_an_eighth_of_the_memory() {
+        const GIB: u64 = 1 << 30;
+        for (cpus, memory, workers) in [
+            (1, None, 1),
+            (32, None, 1),
+            (33, None, 2),
+            (64, None, 2),
+            (128, None, 4),
+            (1_024, None, 8),
+            (128, Some(GIB / 4), 1),
+            (128, Some(3 * GIB / 2), 1),
+            (128, Some(3 * GIB), 2),
+            (128, Some(16 * GIB), 4),
+        ] {
+            assert_eq!(for_machine(cpus, memory), workers, "{cpus} CPUs, {memory:?} bytes");
+        }
     }
 }

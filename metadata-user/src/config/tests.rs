@@ -1,8 +1,9 @@
-use super::{ApiConfig, Config, DEFAULT_PINS, workers};
 use metadata_common::addresses;
 use metadata_steer::PortLimits;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
+
+use super::{ApiConfig, Config, DEFAULT_PINS, workers};
 
 #[test]
 fn each_sandbox_value_selects_its_mode_and_others_are_refused() {

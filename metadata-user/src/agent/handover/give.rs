@@ -9,8 +9,8 @@ use tracing::{debug, info, warn};
 use super::wire::{NextAgentMessage, PreviousAgentMessage, Wire, WireError, WireRequest};
 use super::{DRAINING_WITHIN, SERVING_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
-use crate::agent::notify;
-use crate::agent::signals::Stop;
+use crate::agent::service_manager;
+use crate::agent::service_manager::Stop;
 use crate::service::audit::COLLECT_EVERY;
 use crate::service::{AnswerStage, HandedRequest, HandoverAnswers};
 use metadata_datapath::stack::DRAIN_LIMIT;
@@ -167,7 +167,7 @@ impl DepartingAgent<'_> {
             tokio::select! {
                 message = self.wire.recv::<NextAgentMessage>(), if self.is_connected => self.on_message(message),
                 Some(question) = self.handover.questions.recv(), if passes_on => self.pass_on(&question).await,
-                _ = alive.tick() => notify::alive(),
+                _ = alive.tick() => service_manager::alive(),
                 _ = collect.tick() => self.node.collect(),
                 name = stop.recv() => return warn!("{name}: not waiting for connections"),
                 now = check.tick() => if self.is_over(now, late, end) { return; },

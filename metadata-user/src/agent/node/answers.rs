@@ -1,23 +1,27 @@
 //! Publishes what each slot serves, and writes it to the audit log.
 
-use std::cell::RefCell;
-use std::sync::Arc;
-use std::time::{Instant, SystemTime};
-
-use crate::service::audit::follow::FollowedGuests;
-use crate::service::audit::{AuditCounts, Collector, TokenLine};
-use crate::service::{Answer, AnswerSource as _, HandedRequest};
 use metadata_common::maps::Slot;
 use metadata_common::time::Now;
-use metadata_content::http::{self, Headers, Request, RequestTarget, Response};
+use metadata_content::http::{Headers, Request, RequestTarget, Response};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::record::values::Timestamp;
-use metadata_content::store::{LiveOutcome, Responses, SlotOutOfRange};
+use metadata_content::source::RecordSource;
+use metadata_content::store::{Interner, LiveOutcome, Responses, SlotOutOfRange};
+use metadata_content::{dialect, http};
+use metadata_feed::registry::RecordId;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
 use super::port_text;
 use crate::agent::slots::IdentityName;
+use crate::agent::state::NodeState;
 use crate::identity::SignedItem;
+use crate::service::audit::follow::FollowedGuests;
+use crate::service::audit::{AuditCounts, Collector, TokenLine};
+use crate::service::{Answer, AnswerSource as _, HandedRequest};
 
 /// The content that a slot serves.
 pub(crate) enum SlotContent {
@@ -177,5 +181,71 @@ impl AnswerPublisher {
     /// Counts of audit lines; `None` without an audit log.
     pub(super) fn audit_counts(&self) -> Option<AuditCounts> {
         self.collector.borrow().counts()
+    }
+}
+
+/// The responses of records in force.
+pub(super) struct Renderer {
+    interner: Interner,
+    rendered: HashMap<RecordId, RenderedRecord>,
+    spent: Duration,
+}
+
+/// The responses of a record, and the record they were rendered from.
+struct RenderedRecord {
+    record: Arc<Record>,
+    responses: Arc<Responses>,
+}
+
+impl Renderer {
+    pub(super) fn new() -> Self {
+        Self { interner: Interner::new(), rendered: HashMap::new(), spent: Duration::ZERO }
+    }
+
+    /// Shares equal payloads of records, unless the record's feed does. Two interners that held one payload would hold
+    /// it for each other, for ever.
+    pub(super) fn compact(&mut self, source: RecordSource, record: Arc<Record>) -> Arc<Record> {
+        if source.shares_payloads() {
+            return record;
+        }
+        let mut record = Arc::unwrap_or_clone(record);
+        record.compact(|bytes| self.interner.bytes(bytes));
+        record.into()
+    }
+
+    /// Returns the responses of a record. Renders them if the record is new or has changed.
+    pub(super) fn responses(
+        &mut self,
+        id: &RecordId,
+        record: &Arc<Record>,
+        state: &NodeState,
+    ) -> Arc<Responses> {
+        if let Some(rendered) = self.rendered.get(id).filter(|r| Arc::ptr_eq(&r.record, record)) {
+            return Arc::clone(&rendered.responses);
+        }
+        let vm = state.vm(id, record);
+        let asked = Some(vm.mailbox.asked()).filter(|asked| !asked.is_empty());
+        let asked = asked.unwrap_or_else(|| dialect::expected(record));
+        let start = Instant::now();
+        let responses = Arc::new(dialect::render_asked(record, &mut self.interner, vm, asked));
+        self.spent += start.elapsed();
+        let rendered = RenderedRecord { record: Arc::clone(record), responses: Arc::clone(&responses) };
+        self.rendered.insert(id.clone(), rendered);
+        responses
+    }
+
+    /// Forgets the responses of a record.
+    pub(super) fn forget(&mut self, id: &RecordId) {
+        self.rendered.remove(id);
+    }
+
+    /// Frees payloads that no record uses.
+    pub(super) fn sweep(&mut self) {
+        self.interner.sweep();
+    }
+
+    /// Time spent on rendering since the start.
+    pub(super) fn spent(&self) -> Duration {
+        self.spent
     }
 }

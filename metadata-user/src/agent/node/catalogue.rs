@@ -17,7 +17,7 @@ use metadata_feed::state::save_queue::{SaveQueue, UnsavedFiles};
 use metadata_feed::{FeedError, FeedEvent};
 use tracing::{debug, warn};
 
-use super::renderer::Renderer;
+use super::answers::Renderer;
 use crate::agent::plan::{ActiveRecords, Plan};
 use crate::agent::slots::IdentityName;
 use crate::agent::state::NodeState;

@@ -1,8 +1,10 @@
-//! Notifications to the service manager (sd_notify(3)). Without a service manager they do nothing.
-
-use std::time::Duration;
+//! The service manager: notifications to it (sd_notify(3)), which do nothing without one, and the signals by which it
+//! ends the agent.
 
 use sd_notify::NotifyState;
+use std::io;
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::debug;
 
 /// Notifies that guests are served or that a reload has ended.
@@ -36,5 +38,29 @@ pub(super) fn watchdog() -> Option<Duration> {
 fn send(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         debug!("the service manager is not notified: {error}");
+    }
+}
+
+/// Catches SIGTERM and SIGINT from its creation on.
+pub(super) struct Stop {
+    term: Signal,
+    int: Signal,
+}
+
+impl Stop {
+    /// Catches the signals.
+    ///
+    /// # Errors
+    /// If the runtime cannot install a handler.
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+    }
+
+    /// Waits for the next signal and returns its name.
+    pub(super) async fn recv(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.term.recv() => "SIGTERM",
+            _ = self.int.recv() => "SIGINT",
+        }
     }
 }
