@@ -524,22 +524,6 @@ fn public_ipv6(address: &Address) -> Option<IpAddr> {
 }
 
 fn subnets(nic: &Nic, v4: bool) -> Vec<Value> {
-    let subnet =
-        |cidr: Cidr| json!({ "address": network(cidr).to_string(), "prefix": cidr.prefix.to_string() });
+    let subnet = |cidr: Cidr| json!({ "address": cidr.network().address.to_string(), "prefix": cidr.prefix.to_string() });
     of_family(nic, v4).filter_map(|address| address.address).map(subnet).collect()
-}
-
-/// Returns the first address of the network.
-fn network(cidr: Cidr) -> IpAddr {
-    let bits = u32::from(cidr.prefix);
-    match cidr.address {
-        IpAddr::V4(address) => {
-            let mask = u32::MAX.checked_shl(32 - bits).unwrap_or(0);
-            IpAddr::V4((address.to_bits() & mask).into())
-        }
-        IpAddr::V6(address) => {
-            let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0);
-            IpAddr::V6((address.to_bits() & mask).into())
-        }
-    }
 }

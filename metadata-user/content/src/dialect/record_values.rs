@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use crate::record::network::{Address, AddressMethod, Network};
+use crate::record::network::{Address, Network};
 use crate::record::values::{Cidr, NicMac};
 use crate::record::vm::Payload;
 use crate::record::{Nic, Record, Role};
@@ -39,11 +39,7 @@ impl IpVersion {
 
     /// Returns the version of an entry whose address may be unknown.
     pub(super) fn of_entry(entry: &Address) -> Self {
-        match (entry.method, entry.address) {
-            (AddressMethod::Dhcp4, _) => Self::V4,
-            (AddressMethod::Dhcp6 | AddressMethod::Slaac, _) => Self::V6,
-            (AddressMethod::Static, cidr) => cidr.map_or(Self::V4, |cidr| Self::of(cidr.address)),
-        }
+        if entry.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 }
 
