@@ -3,7 +3,7 @@
 use crate::node::{MAC, Node, PATIENCE, allowed, follow, next_event, pod_where, primary, run, uid};
 use metadata_common::port::PortName;
 use metadata_feed::pods::PodEvent;
-use metadata_links::processes::forget as forget_process;
+use metadata_links::netns::forget_process;
 use metadata_steer::{DeviceLookup, SteerConfig, Steering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +63,7 @@ fn the_end_of_a_launcher_is_reported_and_its_namespace_vanishes_despite_steering
         expect_vanished(&node.ns, &outer);
         // Steering was not notified and keeps nothing alive.
         assert!(matches!(
-            steering.find(&port).expect("a look-up"),
+            steering.attachments().find(&port).expect("a look-up"),
             DeviceLookup::Nothing | DeviceLookup::NoNamespace
         ));
         steering.detach(&port).expect("detached");

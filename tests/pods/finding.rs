@@ -5,7 +5,7 @@ use crate::node::{
 };
 use metadata_common::port::PortName;
 use metadata_feed::pods::{PodEvent, Pods};
-use metadata_links::processes::forget as forget_process;
+use metadata_links::netns::forget_process;
 use metadata_steer::exists;
 use std::fs;
 use std::os::unix::fs::symlink;

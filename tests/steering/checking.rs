@@ -13,16 +13,20 @@ use support::privileged;
 fn check(steering: &mut Steering) -> Vec<String> {
     steering.check_soon();
     steering.check(Instant::now());
-    steering.attachments().faults
+    steering.attachments().last_check().faults
 }
 
 /// Asserts that a round finds exactly one kind of fault, with these words, and the next round none.
 fn finds(steering: &mut Steering, fault: AttachmentFault, parts: &[&str]) {
-    let before = steering.attachments().found[&fault];
+    let before = steering.attachments().last_check().found[&fault];
     let faults = check(steering);
     let [line] = &*faults else { panic!("expected one line, found {faults:?}") };
     assert!(parts.iter().all(|part| line.contains(part)), "{line}: expected {parts:?}");
-    assert!(steering.attachments().found[&fault] > before, "{:?}", steering.attachments());
+    assert!(
+        steering.attachments().last_check().found[&fault] > before,
+        "{:?}",
+        steering.attachments().last_check()
+    );
     assert_eq!(check(steering), [""; 0], "healthy again");
 }
 
@@ -144,7 +148,7 @@ fn a_forced_release_that_is_abandoned_is_undone() {
     let start = Instant::now();
     for (after, is_pinned) in [(Duration::from_secs(40), false), (RELEASE_GRACE * 2, true)] {
         steering.check(start + after);
-        let faults = steering.attachments().faults;
+        let faults = steering.attachments().last_check().faults;
         assert_eq!(faults.iter().any(|line| line.contains("release --force")), !is_pinned, "{faults:?}");
         assert_eq!(
             faults.len(),
@@ -162,7 +166,7 @@ fn a_forced_release_that_is_abandoned_is_undone() {
         let steering = node.steering.as_mut().expect("it runs");
         if is_noticed {
             steering.check(Instant::now() + RELEASE_GRACE * 3);
-            let faults = steering.attachments().faults;
+            let faults = steering.attachments().last_check().faults;
             assert!(faults[0].contains("release --force"), "{faults:?}");
         }
         assert_eq!(check(steering), [""; 0], "noticed: {is_noticed}");

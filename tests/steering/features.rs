@@ -46,8 +46,8 @@ fn steering_uses_what_the_kernel_is_found_to_have() {
     }
     let lacking: Vec<_> = features().into_iter().filter(|(_, answer)| *answer != Ok(true)).collect();
     let mut node = Node::start_with(&SteerConfig { mode: SteeringMode::Auto, ..config() });
-    assert_eq!(node.steering.take_long_tap(0).is_some(), has(Feature::Tcx));
-    assert_eq!(node.steering.take_ring(0).is_some(), has(Feature::Tcx));
+    assert_eq!(node.steering.hubs_mut().take_long_tap(0).is_some(), has(Feature::Tcx));
+    assert_eq!(node.steering.hubs_mut().take_ring(0).is_some(), has(Feature::Tcx));
     let (_tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
     let switched = node.steering.switch(&name, SteeringProgram::Tcx);

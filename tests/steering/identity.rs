@@ -39,7 +39,7 @@ fn a_frame_for_a_registered_socket_counts_as_delivered() {
         socket(AddressFamily::XDP, SocketType::RAW, None).expect("an AF_XDP socket")
     });
     let socket = std::os::fd::AsFd::as_fd(&socket);
-    node.steering.register_socket(0, 0, socket).expect("registered");
+    node.steering.maps_mut().register_socket(0, 0, socket).expect("registered");
     ask(&tap, ALICE);
     node.expect_count(Verdict::SocketDelivered, 1);
     node.expect_count(Verdict::SocketDropAbsent, 0);
@@ -229,16 +229,16 @@ fn identities_are_bound_before_a_prepared_port_has_a_program() {
     let mut node = Node::start();
     let pod = Namespace::new("pod").expect("a namespace");
     for ns in [node.ns.name(), pod.name()].map(|name| Namespace::open(name).expect("the namespace")) {
-        let before = node.steering.counters().expect("counters").get(Verdict::SteerArp);
+        let before = node.steering.maps().counters().expect("counters").get(Verdict::SteerArp);
         let (tap, name) = port(&ns, "tap0", &node.ns);
         assert!(node.steering.prepare(&name).expect("prepared"));
         assert!(!node.steering.prepare(&name).expect("it is known"), "once is enough");
-        let found = node.ns.run_in(|| node.steering.find(&name).ok());
+        let found = node.ns.run_in(|| node.steering.attachments().find(&name).ok());
         assert_eq!(found, Some(DeviceLookup::Other), "no program is attached");
         node.steering.bind(&name, ALICE, 0).expect("bound");
         ask(&tap, ALICE);
         node.steering.attach(&name).expect("attached");
-        assert_eq!(node.steering.bound_on(&name), [(ALICE, 0)]);
+        assert_eq!(node.steering.attachments().bound_on(&name), [(ALICE, 0)]);
         ask(&tap, ALICE);
         node.expect_count(Verdict::SteerArp, before + 1);
         node.expect_count(Verdict::DropUnknownMac, 0);

@@ -17,18 +17,18 @@ fn a_port_stays_closed_when_its_agent_ends_and_the_next_inherits_it() {
     }
     let mut node = Bridged::start();
     node.assert_closed();
-    let key = node.steering.as_ref().map(Steering::key);
+    let key = node.steering.as_ref().map(|steering| steering.maps().key());
     for _ in 0..3 {
         node.end();
         node.assert_closed();
         let name = node.name.clone();
         let next = node.restart();
-        assert!(next.has_inherited());
-        assert_eq!(Some(next.key()), key);
+        assert!(next.takeover().has_inherited());
+        assert_eq!(Some(next.maps().key()), key);
         let before = next.identities();
         assert_eq!(before.iter().map(|bound| (bound.mac, bound.slot)).collect::<Vec<_>>(), [(ALICE, 7)]);
         next.attach(&name).expect("attached");
-        assert_eq!(next.bound_on(&name), [(ALICE, 7)]);
+        assert_eq!(next.attachments().bound_on(&name), [(ALICE, 7)]);
         next.bind(&name, ALICE, 7).expect("bound as before");
         assert_eq!(next.identities(), before);
         assert!(next.release_inherited([]).expect("no port is wanted").is_empty());
@@ -63,7 +63,7 @@ fn inherited_ports_that_are_not_wanted_are_released_with_their_slots() {
     node.end();
     let next = node.restart();
     assert_eq!(next.release_inherited([]).expect("no port is wanted"), [7]);
-    assert!(!next.has_inherited() && next.identities().is_empty());
+    assert!(!next.takeover().has_inherited() && next.identities().is_empty());
     assert!(node.bpffs.port_links().is_empty());
     assert!(node.is_open());
 }
@@ -94,7 +94,7 @@ fn the_identity_of_a_tap_deleted_while_no_agent_ran_is_released() {
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     let next = node.restart();
     next.attach(&name).expect("the new tap of that name is attached");
-    assert!(next.bound_on(&name).is_empty(), "nothing must be bound on it");
+    assert!(next.attachments().bound_on(&name).is_empty(), "nothing must be bound on it");
     assert_eq!(next.release_inherited([]).expect("no port is wanted"), [7]);
     assert_eq!(node.bpffs.port_links().len(), 1, "{:?}", node.bpffs.port_links());
     delete(tap, &node.ns);
@@ -137,7 +137,7 @@ fn an_inherited_classifier_keeps_its_port_closed_and_is_replaced() {
     // The next agent steers by XDP.
     let next = node.restart();
     next.attach(&name).expect("attached");
-    assert_eq!(next.steered_by(&name), Some(SteeringProgram::Xdp));
+    assert_eq!(next.attachments().steered_by(&name), Some(SteeringProgram::Xdp));
     assert_eq!(node.bpffs.port_links().len(), 1, "{:?}", node.bpffs.port_links());
     node.assert_closed();
     let next = node.steering.as_mut().expect("it runs");

@@ -41,7 +41,8 @@ fn stopping_removes_the_hubs_devices_while_its_taps_are_open() {
     let ns = Namespace::new("steer").expect("a namespace");
     let before = links(&ns);
     let mut steering = start_in(&ns, &config()).expect("steering starts");
-    let _taps = (steering.take_tap(0), steering.take_long_tap(0).expect("a kernel with tcx"));
+    let _taps =
+        (steering.hubs_mut().take_tap(0), steering.hubs_mut().take_long_tap(0).expect("a kernel with tcx"));
     drop(steering);
     assert_eq!(links(&ns), before);
 }
@@ -96,7 +97,7 @@ fn a_detached_port_is_restored_and_can_be_attached_again() {
         node.expect_count(Verdict::SteerArp, round);
         node.steering.detach(&name).expect("detached");
         node.steering.detach(&name).expect("detached twice is no error");
-        assert_eq!(node.steering.ports().count(), 0);
+        assert_eq!(node.steering.attachments().ports().count(), 0);
         // A child of another test may hold a copy of the closed link until it calls `execve`.
         let has_gone = || !node.ns.ip("link show tap0").expect("the tap").contains("xdp");
         assert!(
@@ -168,7 +169,7 @@ fn a_renamed_tap_is_attached_under_its_new_name() {
     node.ns.ip_batch("link set tap0 down\nlink set tap0 name tap9\nlink set tap9 up\n").expect("renamed");
     let renamed = PortName::local("tap9");
     node.steering.attach(&renamed).expect("attached under its new name");
-    assert_eq!(node.steering.ports().map(|(name, _)| name).collect::<Vec<_>>(), [&renamed]);
+    assert_eq!(node.steering.attachments().ports().map(|(name, _)| name).collect::<Vec<_>>(), [&renamed]);
     node.steering.bind(&renamed, ALICE, 0).expect("bound");
     ask(&tap, ALICE);
     node.expect_count(Verdict::SteerArp, 1);
@@ -191,13 +192,13 @@ fn a_port_of_a_renamed_namespace_is_attached_under_the_new_name() {
     let moved = node.steering.attach(&second).and_then(|()| node.steering.bind(&second, ALICE, 0));
     ask(&tap, ALICE);
     let steered = within(Duration::from_secs(5), || {
-        (node.steering.counters().expect("counters").get(Verdict::SteerArp) == 1).then_some(())
+        (node.steering.maps().counters().expect("counters").get(Verdict::SteerArp) == 1).then_some(())
     });
     process.kill().expect("killed");
     process.wait().expect("reaped");
     moved.expect("attached and bound under the new name");
     assert!(steered.is_some());
-    assert_eq!(node.steering.ports().map(|(name, _)| name).collect::<Vec<_>>(), [&second]);
+    assert_eq!(node.steering.attachments().ports().map(|(name, _)| name).collect::<Vec<_>>(), [&second]);
 }
 
 #[test]
@@ -212,16 +213,16 @@ fn a_device_of_equal_index_in_another_namespace_is_not_the_port() {
     let pods = [0, 1].map(|_| Namespace::new("pod").expect("a namespace"));
     let _taps = pods.each_ref().map(|pod| port(pod, "tap0", &node.ns));
     let [first, second] = pods.each_ref().map(|pod| format!("/run/netns/{}", pod.name()));
-    assert_eq!(node.steering.find(&name).expect("a look-up"), DeviceLookup::NoNamespace);
+    assert_eq!(node.steering.attachments().find(&name).expect("a look-up"), DeviceLookup::NoNamespace);
     std::os::unix::fs::symlink(first, &path).expect("a name");
-    assert_eq!(node.steering.find(&name).expect("a look-up"), DeviceLookup::Other);
+    assert_eq!(node.steering.attachments().find(&name).expect("a look-up"), DeviceLookup::Other);
     node.steering.attach(&name).expect("attached");
-    assert_eq!(node.steering.find(&name).expect("a look-up"), DeviceLookup::Attached);
+    assert_eq!(node.steering.attachments().find(&name).expect("a look-up"), DeviceLookup::Attached);
     let index = exists(&name).expect("a look-up");
     std::fs::remove_file(&path).expect("the name is removed");
     std::os::unix::fs::symlink(second, &path).expect("the name means another namespace");
     assert_eq!(exists(&name).expect("a look-up"), index, "both taps have one index");
-    assert_eq!(node.steering.find(&name).expect("a look-up"), DeviceLookup::Other);
+    assert_eq!(node.steering.attachments().find(&name).expect("a look-up"), DeviceLookup::Other);
 }
 
 #[test]

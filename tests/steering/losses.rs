@@ -78,11 +78,11 @@ fn flood(queues: u32, senders: u32, frames: u64) -> (u64, u64, u64) {
             tap
         })
         .collect();
-    let hub = node.steering.hubs()[0].clone();
+    let hub = node.steering.hubs().all()[0].clone();
     let bind = || Queues::bind(hub.inner_ifindex, hub.queues, &SocketConfig::default());
     let mut sockets = node.ns.run_in(bind).expect("sockets");
     for (queue, socket) in sockets.descriptors() {
-        node.steering.register_socket(hub.number, queue, socket).expect("registered");
+        node.steering.maps_mut().register_socket(hub.number, queue, socket).expect("registered");
     }
     let (done, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -111,7 +111,7 @@ fn flood(queues: u32, senders: u32, frames: u64) -> (u64, u64, u64) {
     // Some frames may still be in transit.
     let _ = within(PATIENCE, || {
         node.steering.inspect_devices();
-        let delivered = node.steering.counters().expect("counters").get(Verdict::SocketDelivered);
+        let delivered = node.steering.maps().counters().expect("counters").get(Verdict::SocketDelivered);
         seen = (delivered, node.steering.losses().hubs[0].veth_full);
         (seen.0 + seen.1 >= sent - sent / 1_000).then_some(())
     });
@@ -170,7 +170,7 @@ fn a_veth_of_another_namespace_is_reached_only_while_its_peer_has_gro_on() {
     }
     let (mut node, pod) = (Node::start(), Namespace::new("pod").expect("a namespace"));
     let (guest, name) = veth(&mut node, Some(&pod));
-    assert_eq!(node.steering.way_to(&name), AnswerPath::None, "a bare veth");
+    assert_eq!(node.steering.attachments().way_to(&name), AnswerPath::None, "a bare veth");
     node.answer(3);
     node.expect_count(Verdict::HubDelivered, 1);
     node.steering.inspect_devices();
@@ -179,7 +179,7 @@ fn a_veth_of_another_namespace_is_reached_only_while_its_peer_has_gro_on() {
     {
         set_gro(&guest, "eth0", word == "on").expect("the guest may switch GRO");
         assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{word}");
-        assert_eq!(node.steering.way_to(&name), way, "{word}");
+        assert_eq!(node.steering.attachments().way_to(&name), way, "{word}");
     }
 }
 
@@ -209,7 +209,7 @@ fn a_veth_of_the_agents_namespace_is_reached_with_and_without_gro() {
             set_gro(&guest, "eth0", on).expect("the guest may switch GRO");
             assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{gro:?}");
         }
-        assert_eq!(node.steering.way_to(&name), way, "{gro:?}");
+        assert_eq!(node.steering.attachments().way_to(&name), way, "{gro:?}");
         node.answer(3);
         node.expect_count(Verdict::HubDelivered, frames);
         assert!(within(PATIENCE, || (arrived(&guest) == frames).then_some(())).is_some(), "{gro:?}");
@@ -241,7 +241,7 @@ fn a_new_device_with_the_index_of_a_deleted_veth_gets_no_answer() {
     let mut node = Node::start();
     node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("IPv6 is off");
     let (_guest, name) = veth(&mut node, None);
-    let ifindex = node.steering.ports().find(|(port, _)| **port == name).expect("attached").1;
+    let ifindex = node.steering.attachments().ports().find(|(port, _)| **port == name).expect("attached").1;
     node.ns.ip("link del veth0").expect("the veth is deleted");
     let next = Namespace::new("next").expect("a namespace");
     let peer = format!("peer name eth0 netns {}", next.name());

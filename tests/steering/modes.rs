@@ -68,9 +68,9 @@ fn every_frame_of_the_table_gets_the_same_verdict_from_xdp_and_tcx() {
         node.steering.bind(&name, GUEST, 0).expect("bound");
         let mut judged = 0;
         for case in frames::cases() {
-            let before = node.steering.counters().expect("counters");
+            let before = node.steering.maps().counters().expect("counters");
             assert!(tap.send(0, &case.frame).expect("the tap accepts a frame"), "{}", case.name);
-            let after = node.steering.counters().expect("counters");
+            let after = node.steering.maps().counters().expect("counters");
             let moved: Vec<Verdict> = after
                 .iter()
                 .filter(|(verdict, frames)| before.get(*verdict) != *frames && !counts_delivery(*verdict))
@@ -135,7 +135,7 @@ fn the_classifier_enforces_the_limit_of_each_port() {
     let limits = PortLimits { frames_per_second: 1, burst: 8, ..UNLIMITED };
     let (node, alices, _, _) = bridged(&SteerConfig { limits, ..by(SteeringMode::Tcx) });
     (0..100).for_each(|_| ask(&alices, ALICE));
-    let refused = node.steering.counters().expect("counters").get(Verdict::DropOverLimit);
+    let refused = node.steering.maps().counters().expect("counters").get(Verdict::DropOverLimit);
     assert!((2..=92).contains(&refused), "{refused} of 100 frames were refused; the burst is 8");
 }
 
@@ -190,7 +190,7 @@ fn fragmented_and_oversized_frames_are_steered_or_dropped_but_never_pass() {
         node.expect_count(verdict, 1);
         node.expect_count(Verdict::SocketDropAbsent, reach);
         assert!(receives_nothing(&far, frames::GATEWAY), "{name}: the frame left the tap");
-        let passed = node.steering.counters().expect("counters");
+        let passed = node.steering.maps().counters().expect("counters");
         // The host's own frames do not arrive from this tap.
         let passed: u64 = passed.iter().filter(|(v, _)| v.fate() == Fate::Pass).map(|(_, n)| n).sum();
         assert_eq!(passed, 0, "{name}");
@@ -266,7 +266,7 @@ fn a_port_follows_its_guest_from_booting_to_quiet_and_back() {
     let second = Duration::from_secs(1);
     let mut look = |at: Duration| {
         node.steering.follow_guests(start + at);
-        node.steering.steered_by(&name)
+        node.steering.attachments().steered_by(&name)
     };
     assert_eq!(look(Duration::ZERO), Some(SteeringProgram::Xdp));
     (0..100).for_each(|_| ask(&alices, ALICE));
@@ -301,13 +301,16 @@ fn quiet_ports_are_switched_a_few_at_a_time_until_all_are() {
     node.steering.follow_guests(start);
     let mut switched = |calls: u32| {
         node.steering.follow_guests(start + QUIET + Duration::from_secs(calls.into()));
-        ports.iter().filter(|(_, name)| node.steering.steered_by(name) == Some(SteeringProgram::Tcx)).count()
+        ports
+            .iter()
+            .filter(|(_, name)| node.steering.attachments().steered_by(name) == Some(SteeringProgram::Tcx))
+            .count()
     };
     assert_eq!(switched(0), SWITCHES_AT_ONCE);
     assert_eq!(switched(1), SWITCHES_AT_ONCE * 2);
     assert_eq!(switched(2), PORTS);
     assert_eq!(switched(3), PORTS);
-    assert_eq!(node.steering.ports_by_program(), (0, PORTS));
+    assert_eq!(node.steering.attachments().ports_by_program(), (0, PORTS));
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn a_namespace_gets_no_number_whose_former_pin_could_not_be_removed() {
     node.expect_count(Verdict::SteerArp, 1);
     ask(&next.tap, ALICE);
     node.expect_count(Verdict::SteerArp, 2);
-    assert_eq!(node.steering.attachments().retired, 1);
+    assert_eq!(node.steering.attachments().retired(), 1);
 }
 
 #[test]
@@ -84,10 +84,10 @@ fn a_number_stays_taken_across_a_restart_while_its_pin_is_there() {
     let (other, same) = place(&steering, 0);
     assert_eq!(same, ifindex, "the taps must have one index, or the test shows nothing");
     assert_ne!(other, number, "the pin of the former port is still there");
-    let before = steering.counters().expect("counters").get(Verdict::SteerArp);
+    let before = steering.maps().counters().expect("counters").get(Verdict::SteerArp);
     ask(&former.tap, ALICE);
     ask(&next.tap, BOB);
-    assert_eq!(steering.counters().expect("counters").get(Verdict::SteerArp), before);
+    assert_eq!(steering.maps().counters().expect("counters").get(Verdict::SteerArp), before);
     // Nobody names the former port, so its pin goes, and with it the last trace of the number.
     steering.release_inherited([]).expect("released");
     assert!(node.bpffs.port_links().iter().all(|link| !link.starts_with(&format!("port-{number}-"))));
@@ -111,5 +111,5 @@ fn a_number_is_used_again_once_its_program_is_off() {
         node.expect_count(Verdict::SteerArp, 0);
     }
     assert!(numbers.iter().all(|number| *number == numbers[0]), "{numbers:?}");
-    assert_eq!(node.steering.attachments().retired, 0);
+    assert_eq!(node.steering.attachments().retired(), 0);
 }

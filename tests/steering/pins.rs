@@ -113,7 +113,7 @@ fn ports_pinned_by_another_version_are_moved_to_this_version() {
     std::fs::rename(pins.join("v1"), pins.join("v0")).expect("pins of an older version");
     let name = node.name.clone();
     let next = node.restart();
-    assert!(!next.has_inherited());
+    assert!(!next.takeover().has_inherited());
     next.attach(&name).expect("attached");
     next.bind(&name, ALICE, 1).expect("bound");
     let before = steered(next);
@@ -146,7 +146,7 @@ fn an_agent_of_another_version_keeps_its_ports_from_a_start_and_a_takeover() {
     let before = steered(running);
     node.assert_closed();
     assert_eq!(steered(running), before + 1);
-    assert_eq!(running.bound_on(&node.name), [(ALICE, 7)]);
+    assert_eq!(running.attachments().bound_on(&node.name), [(ALICE, 7)]);
 }
 
 #[test]

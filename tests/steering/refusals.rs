@@ -38,7 +38,7 @@ fn a_port_of_another_agent_is_refused_by_name() {
     let error = other.attach(&name).expect_err("the tap carries a program");
     assert!(matches!(error, SteerError::Occupied { .. }), "{error}");
     assert!(error.to_string().contains("`port`") && error.to_string().contains("tap0"), "{error}");
-    assert_eq!(other.ports().count(), 0);
+    assert_eq!(other.attachments().ports().count(), 0);
 
     node.steering.bind(&name, ALICE, 0).expect("bound");
     ask(&tap, ALICE);
@@ -74,7 +74,7 @@ fn attaching_a_port_under_a_second_name_of_its_namespace_is_refused() {
     node.steering.attach(&by_name).expect("attached");
     let error = node.steering.attach(&by_path).expect_err("it is the same device");
     assert!(matches!(&error, SteerError::SamePort { other, .. } if *other == by_name), "{error}");
-    assert_eq!(node.steering.ports().count(), 1);
+    assert_eq!(node.steering.attachments().ports().count(), 1);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_port_that_does_not_exist_is_refused() {
     let elsewhere = PortName { ifname: "tap0".into(), netns: Some("no-such-namespace".into()) };
     let error = node.steering.attach(&elsewhere).expect_err("no such namespace");
     assert!(matches!(error, SteerError::Link(LinkError::Namespace { .. })), "{error}");
-    assert_eq!(node.steering.ports().count(), 0);
+    assert_eq!(node.steering.attachments().ports().count(), 0);
 }
 
 #[test]
@@ -123,12 +123,12 @@ fn each_port_has_its_own_limit() {
     }
     let [(alices, _), (bobs, _)] = &ports;
     (0..100).for_each(|_| ask(alices, ALICE));
-    let flooded = steering.counters().expect("counters");
+    let flooded = steering.maps().counters().expect("counters");
     // One second, which admits one more frame, may pass on a busy machine; 90 seconds do not.
     let refused = flooded.get(Verdict::DropOverLimit);
     assert!((2..=92).contains(&refused), "{refused} of 100 frames were refused; the burst is 8");
     ask(bobs, BOB);
-    let after = steering.counters().expect("counters");
+    let after = steering.maps().counters().expect("counters");
     assert_eq!(
         after.get(Verdict::SteerArp),
         flooded.get(Verdict::SteerArp) + 1,

@@ -43,8 +43,8 @@ fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
     let mut old = node.steering.take().expect("it runs");
     let takeover = SteerConfig { adopt: PreviousAgent::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
     let mut new = start_in(&node.ns, &takeover).expect("the second agent starts");
-    assert_eq!((old.side(), new.side(), old.key()), (0, 1, new.key()));
-    assert_eq!(new.hubs()[0].number, 32);
+    assert_eq!((old.hubs().side(), new.hubs().side(), old.maps().key()), (0, 1, new.maps().key()));
+    assert_eq!(new.hubs().all()[0].number, 32);
     new.attach(&node.name).expect("found");
     new.bind(&node.name, ALICE, 7).expect("found");
     let refused = new.bind(&node.name, BOB, 8).expect_err("the takeover is not done");
@@ -54,15 +54,15 @@ fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
     assert!(new.attach(&late_name).is_err(), "the takeover is not done");
     old.attach(&late_name).expect("attached");
     old.bind(&late_name, BOB, 9).expect("bound");
-    assert_eq!(old.agent().expect("readable").map(|agent| agent.side), Some(0));
+    assert_eq!(old.maps().agent().expect("readable").map(|agent| agent.side), Some(0));
 
     new.take_over_all().expect("taken over");
-    assert_eq!(new.agent().expect("readable").map(|agent| agent.side), Some(1));
+    assert_eq!(new.maps().agent().expect("readable").map(|agent| agent.side), Some(1));
     let mut slots: Vec<_> = new.identities().iter().map(|bound| bound.slot).collect();
     slots.sort_unstable();
     assert_eq!(slots, [7, 9]);
     new.attach(&late_name).expect("attached");
-    assert_eq!(new.bound_on(&late_name), [(BOB, 9)]);
+    assert_eq!(new.attachments().bound_on(&late_name), [(BOB, 9)]);
     old.leave();
     node.assert_closed();
     let before = steered(&new);
@@ -77,9 +77,9 @@ fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
     drop(new);
     let name = node.name.clone();
     let next = node.restart();
-    assert_eq!(next.side(), 0);
+    assert_eq!(next.hubs().side(), 0);
     next.attach(&name).expect("attached");
-    assert_eq!(next.bound_on(&name), [(ALICE, 7), (BOB, 8)]);
+    assert_eq!(next.attachments().bound_on(&name), [(ALICE, 7), (BOB, 8)]);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn an_identity_unbound_during_a_takeover_is_released_after_it() {
     new.unbind(8).expect("deferred");
     assert_eq!(old.identities().len(), 2);
     new.take_over_all().expect("taken over");
-    assert_eq!(new.bound_on(&node.name), [(ALICE, 7)]);
+    assert_eq!(new.attachments().bound_on(&node.name), [(ALICE, 7)]);
     old.leave();
     let before = steered(&new);
     ask(&node.from, BOB);

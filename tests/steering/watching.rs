@@ -2,9 +2,9 @@
 
 use crate::node::{ALICE, Node, ask, port};
 use metadata_common::port::PortName;
-use metadata_links::watch::Changed;
-use metadata_links::watch::DeviceEvent;
-use metadata_links::watch::LinkWatch;
+use metadata_links::devices::Changed;
+use metadata_links::devices::DeviceEvent;
+use metadata_links::devices::LinkWatch;
 use metadata_steer::{DeviceLookup, exists};
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -80,13 +80,22 @@ fn a_recreated_tap_of_the_same_name_and_index_is_another_device() {
             taps.push(make());
             (bridged, devices(&mut watch).await)
         });
-        bridged.iter().for_each(|device| node.steering.lost(device));
-        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), DeviceLookup::Attached);
-        recreated.iter().for_each(|device| node.steering.lost(device));
-        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), DeviceLookup::Other);
+        bridged.iter().for_each(|device| node.steering.attachments_mut().lost(device));
+        assert_eq!(
+            node.ns.run_in(|| node.steering.attachments().find(&name)).expect("a look-up"),
+            DeviceLookup::Attached
+        );
+        recreated.iter().for_each(|device| node.steering.attachments_mut().lost(device));
+        assert_eq!(
+            node.ns.run_in(|| node.steering.attachments().find(&name)).expect("a look-up"),
+            DeviceLookup::Other
+        );
         let attached = if closed { node.steering.attach_closed(&name) } else { node.steering.attach(&name) };
         attached.expect("the new one is attached");
-        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), DeviceLookup::Attached);
+        assert_eq!(
+            node.ns.run_in(|| node.steering.attachments().find(&name)).expect("a look-up"),
+            DeviceLookup::Attached
+        );
         let shown = node.ns.ip("link show tap0").expect("the tap");
         assert!(shown.contains("xdp"), "{shown}");
     }
@@ -174,7 +183,7 @@ fn a_log_line_of_the_kernel_programs_becomes_a_tracing_event() {
     // This sets the subscriber for this thread only, on which the runtime also runs its tasks.
     let _guard = tracing::subscriber::set_default(subscriber);
     let found = runtime().block_on(async {
-        node.steering.forward_logs();
+        node.steering.reports_mut().forward_logs();
         ask(&tap, ALICE);
         let found = async {
             loop {

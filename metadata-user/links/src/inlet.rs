@@ -20,8 +20,6 @@
 //! - Neither end has ARP, ND or an address: the pod's sockets use the pod's addresses.
 //! - The pod's end has GRO. Without it the other end accepts no redirected frames.
 
-mod gro;
-
 use futures_util::TryStreamExt as _;
 use metadata_common::mac::Mac;
 use rtnetlink::packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute};
@@ -33,9 +31,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::error::LinkError;
+use crate::ioctl::turn_gro_on;
 use crate::netlink;
+use crate::netns::NamespaceReservation;
 use crate::netns::{Netns, index_of};
-use crate::processes::NamespaceReservation;
 use metadata_common::port::PortName;
 
 /// Name of the pod's end.
@@ -126,7 +125,7 @@ fn make(pod_end: u32, port: u32, mac: Mac, addresses: &[IpAddr]) -> Result<(), L
     netlink::quiet_and_up(PORT, port, MTU)?;
     bring_up(pod_end, mac)?;
     // The other end notices the change only while this device is up (veth_set_features, drivers/net/veth.c).
-    gro::turn_on(POD_END)?;
+    turn_gro_on(POD_END)?;
     route_all(pod_end, &served(addresses).collect())
 }
 

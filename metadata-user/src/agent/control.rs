@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use metadata_content::source::RecordSource;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
-use metadata_links::watch::Changed;
+use metadata_links::devices::Changed;
 use tokio::signal::unix::Signal;
 use tokio::task::{JoinError, JoinSet};
 use tracing::{error, info, warn};

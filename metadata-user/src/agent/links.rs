@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use metadata_links::devices::{Changed, LinkWatch};
 use metadata_links::netns::NetnsId;
-use metadata_links::processes::forget as forget_process;
-use metadata_links::watch::{Changed, LinkWatch};
+use metadata_links::netns::forget_process;
 use metadata_steer::SteerError;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};

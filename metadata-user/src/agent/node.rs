@@ -26,7 +26,7 @@ use metadata_feed::FeedEvent;
 #[cfg(feature = "kubevirt")]
 use metadata_feed::kubevirt::core::Services;
 use metadata_feed::registry::RecordId;
-use metadata_links::watch::Changed;
+use metadata_links::devices::Changed;
 use metadata_steer::SteerError;
 use tokio::sync::oneshot;
 #[cfg(feature = "kubevirt")]

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::follow::{RETRY, WatchContext};
 use super::{Inlets, PodUid};
 use metadata_links::inlet;
-use metadata_links::processes::NamespaceReservation;
+use metadata_links::netns::NamespaceReservation;
 
 /// How long inlets are left alone once another agent is about to take over. A takeover takes seconds; if there is none,
 /// this agent goes on.
