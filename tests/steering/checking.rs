@@ -231,7 +231,7 @@ fn what_the_next_agent_has_taken_over_is_not_repaired_by_the_former() {
         assert_eq!(check(&mut next), [""; 0], "it checks nothing before the takeover");
         next.take_over_all().expect("taken over");
     });
-    former.handed_over();
+    former.leave_to_pins();
     let links = node.bpffs.port_links();
     std::fs::remove_file(node.bpffs.pins().join("v1/links").join(&links[0])).expect("removed");
     assert_eq!(check(former), [""; 0], "the port belongs to the next agent");

@@ -170,7 +170,7 @@ fn a_veth_of_another_namespace_is_reached_only_while_its_peer_has_gro_on() {
     }
     let (mut node, pod) = (Node::start(), Namespace::new("pod").expect("a namespace"));
     let (guest, name) = veth(&mut node, Some(&pod));
-    assert_eq!(node.steering.attachments().way_to(&name), AnswerPath::None, "a bare veth");
+    assert_eq!(node.steering.attachments().answer_path(&name), AnswerPath::None, "a bare veth");
     node.answer(3);
     node.expect_count(Verdict::HubDelivered, 1);
     node.steering.inspect_devices();
@@ -179,7 +179,7 @@ fn a_veth_of_another_namespace_is_reached_only_while_its_peer_has_gro_on() {
     {
         set_gro(&guest, "eth0", word == "on").expect("the guest may switch GRO");
         assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{word}");
-        assert_eq!(node.steering.attachments().way_to(&name), way, "{word}");
+        assert_eq!(node.steering.attachments().answer_path(&name), way, "{word}");
     }
 }
 
@@ -209,7 +209,7 @@ fn a_veth_of_the_agents_namespace_is_reached_with_and_without_gro() {
             set_gro(&guest, "eth0", on).expect("the guest may switch GRO");
             assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{gro:?}");
         }
-        assert_eq!(node.steering.attachments().way_to(&name), way, "{gro:?}");
+        assert_eq!(node.steering.attachments().answer_path(&name), way, "{gro:?}");
         node.answer(3);
         node.expect_count(Verdict::HubDelivered, frames);
         assert!(within(PATIENCE, || (arrived(&guest) == frames).then_some(())).is_some(), "{gro:?}");

@@ -54,10 +54,10 @@ fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
     assert!(new.attach(&late_name).is_err(), "the takeover is not done");
     old.attach(&late_name).expect("attached");
     old.bind(&late_name, BOB, 9).expect("bound");
-    assert_eq!(old.maps().agent().expect("readable").map(|agent| agent.side), Some(0));
+    assert_eq!(old.maps().inherited_state().expect("readable").map(|agent| agent.side), Some(0));
 
     new.take_over_all().expect("taken over");
-    assert_eq!(new.maps().agent().expect("readable").map(|agent| agent.side), Some(1));
+    assert_eq!(new.maps().inherited_state().expect("readable").map(|agent| agent.side), Some(1));
     let mut slots: Vec<_> = new.identities().iter().map(|bound| bound.slot).collect();
     slots.sort_unstable();
     assert_eq!(slots, [7, 9]);

@@ -80,12 +80,12 @@ fn a_recreated_tap_of_the_same_name_and_index_is_another_device() {
             taps.push(make());
             (bridged, devices(&mut watch).await)
         });
-        bridged.iter().for_each(|device| node.steering.attachments_mut().lost(device));
+        bridged.iter().for_each(|device| node.steering.attachments_mut().mark_deleted(device));
         assert_eq!(
             node.ns.run_in(|| node.steering.attachments().find(&name)).expect("a look-up"),
             DeviceLookup::Attached
         );
-        recreated.iter().for_each(|device| node.steering.attachments_mut().lost(device));
+        recreated.iter().for_each(|device| node.steering.attachments_mut().mark_deleted(device));
         assert_eq!(
             node.ns.run_in(|| node.steering.attachments().find(&name)).expect("a look-up"),
             DeviceLookup::Other

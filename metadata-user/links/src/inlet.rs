@@ -135,7 +135,7 @@ fn bring_up(pod_end: u32, mac: Mac) -> Result<(), LinkError> {
     let silent = netlink::link(pod_end);
     let silent = silent.append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![no_address])).build();
     let up = netlink::link(pod_end).arp(false).mtu(MTU).address(mac.0.to_vec()).up().build();
-    netlink::talk(
+    netlink::request(
         || format!("bring {POD_END} up with the MAC {mac}"),
         async |netlink| {
             // A kernel without IPv6 lacks this attribute and generates no addresses.
@@ -149,7 +149,7 @@ fn bring_up(pod_end: u32, mac: Mac) -> Result<(), LinkError> {
 
 /// Routes exactly these addresses to the inlet.
 fn route_all(pod_end: u32, wanted: &BTreeSet<IpAddr>) -> Result<(), LinkError> {
-    netlink::talk(
+    netlink::request(
         || format!("route the metadata addresses to {POD_END}"),
         async |netlink| {
             for address in wanted {
@@ -177,7 +177,7 @@ fn route_all(pod_end: u32, wanted: &BTreeSet<IpAddr>) -> Result<(), LinkError> {
 /// Deletes one end, which also deletes the other and their routes. Devices of these names that are no inlet stay.
 fn remove() -> Result<(), LinkError> {
     let pod_end = find().ok().map(|(pod_end, _)| pod_end);
-    netlink::talk(
+    netlink::request(
         || "delete the rule of the inlet".into(),
         async |netlink| {
             for family in FAMILIES {

@@ -22,7 +22,7 @@ use crate::error::LinkError;
 ///
 /// # Errors
 /// [`LinkError::Device`] with the error of the kernel.
-pub fn talk<T: Send>(
+pub fn request<T: Send>(
     action: impl FnOnce() -> String,
     exchange: impl AsyncFnOnce(Handle) -> Result<T, rtnetlink::Error> + Send,
 ) -> Result<T, LinkError> {
@@ -65,7 +65,7 @@ pub fn create_veth(outer: &str, inner: &str, queues: u32) -> Result<(), LinkErro
             peer.attributes.push(several.clone());
         }
     }
-    talk(
+    request(
         || format!("create the veth pair {outer} and {inner} with {queues} receive queues"),
         async |netlink| netlink.link().add(veth).execute().await,
     )
@@ -82,7 +82,7 @@ pub fn quiet_and_up(name: &str, ifindex: u32, mtu: u32) -> Result<(), LinkError>
     let no_address = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
     let quiet = link(ifindex).arp(false).multicast(false).mtu(mtu).build();
     let silent = link(ifindex).append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![no_address])).build();
-    talk(
+    request(
         || format!("configure {name} with an MTU of {mtu} bytes and bring it up"),
         async |netlink| {
             netlink.link().set(quiet).execute().await?;
@@ -104,7 +104,7 @@ pub fn link(ifindex: u32) -> LinkMessageBuilder<LinkUnspec> {
 /// Deletes a device. A missing device is not an error.
 pub fn delete(name: &str, ifindex: u32) -> Result<(), LinkError> {
     let outcome =
-        talk(|| format!("delete {name}"), async |netlink| netlink.link().del(ifindex).execute().await);
+        request(|| format!("delete {name}"), async |netlink| netlink.link().del(ifindex).execute().await);
     match outcome {
         Err(LinkError::Device { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => Ok(()),
         other => other,
@@ -113,7 +113,7 @@ pub fn delete(name: &str, ifindex: u32) -> Result<(), LinkError> {
 
 /// The MTU of a device in bytes.
 pub fn mtu(name: &str, ifindex: u32) -> Result<u32, LinkError> {
-    look(name, ifindex).map(|message| mtu_of(&message))
+    link_of(name, ifindex).map(|message| mtu_of(&message))
 }
 
 /// The MTU in a message, 0 if it has none.
@@ -132,7 +132,7 @@ pub fn kind(name: &str, ifindex: u32) -> Result<String, LinkError> {
 
 /// The kind of a device, as from [`kind`], and its MTU in bytes.
 pub fn kind_and_mtu(name: &str, ifindex: u32) -> Result<(String, u32), LinkError> {
-    let message = look(name, ifindex)?;
+    let message = link_of(name, ifindex)?;
     let mtu = mtu_of(&message);
     let infos = message.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::LinkInfo(infos) => Some(infos),
@@ -159,7 +159,7 @@ pub const TUN: &str = "tap";
 
 /// Numbers of the XDP programs on a device.
 pub fn xdp_programs(name: &str, ifindex: u32) -> Result<Vec<u32>, LinkError> {
-    let message = look(name, ifindex)?;
+    let message = link_of(name, ifindex)?;
     let of_link = message.attributes.iter().filter_map(|attribute| match attribute {
         LinkAttribute::Xdp(entries) => Some(entries),
         _ => None,
@@ -183,15 +183,15 @@ pub fn xdp_programs(name: &str, ifindex: u32) -> Result<Vec<u32>, LinkError> {
 /// # Errors
 /// [`LinkError::Device`] if the kernel refuses to list them.
 pub fn list() -> Result<Vec<LinkMessage>, LinkError> {
-    talk(|| "list devices".into(), async |netlink| netlink.link().get().execute().try_collect().await)
+    request(|| "list devices".into(), async |netlink| netlink.link().get().execute().try_collect().await)
 }
 
 /// The message that describes the device of this name and index.
 ///
 /// # Errors
 /// [`LinkError::Device`] if there is no such device, or the kernel refuses.
-pub fn look(name: &str, ifindex: u32) -> Result<LinkMessage, LinkError> {
-    talk(
+pub fn link_of(name: &str, ifindex: u32) -> Result<LinkMessage, LinkError> {
+    request(
         || format!("query {name}"),
         async |netlink| {
             let mut answer = std::pin::pin!(netlink.link().get().match_index(ifindex).execute());

@@ -197,7 +197,7 @@ pub(super) const OTHER_AGENT: &str =
 
 /// Fails for a device behind which no guest can be.
 pub(super) fn check_device(port: &PortName, ifindex: u32) -> Result<(), SteerError> {
-    let kind = match netlink::look(&port.ifname, ifindex)?.header.link_layer_type {
+    let kind = match netlink::link_of(&port.ifname, ifindex)?.header.link_layer_type {
         LinkLayerType::Loopback => "the loopback interface",
         LinkLayerType::Ether => return Ok(()),
         _ => "a device without Ethernet frames",

@@ -187,7 +187,7 @@ impl Attachments {
 
     /// How answers reach the guest of a port, as of the last check of its device.
     #[must_use]
-    pub fn way_to(&self, port: &PortName) -> AnswerPath {
+    pub fn answer_path(&self, port: &PortName) -> AnswerPath {
         match self.ports.get(port) {
             Some(attached) if attached.looks.takes() == Some(false) => {
                 if self.home_device(attached).is_some() { AnswerPath::Classifier } else { AnswerPath::None }
@@ -218,7 +218,7 @@ impl Attachments {
 
     /// The name under which a device is attached, whatever its current name.
     #[must_use]
-    pub fn attached_as(&self, device: &DeviceEvent) -> Option<&PortName> {
+    pub fn port_of(&self, device: &DeviceEvent) -> Option<&PortName> {
         self.places.get(&(device.cookie, device.ifindex))
     }
 
@@ -262,7 +262,7 @@ impl Attachments {
 
     /// Records that a device was deleted. A new device of the same name and index is then not mistaken for the
     /// attached one. Does nothing for other changes.
-    pub fn lost(&mut self, device: &DeviceEvent) {
+    pub fn mark_deleted(&mut self, device: &DeviceEvent) {
         if device.gone
             && let Some(port) = self.places.get(&(device.cookie, device.ifindex))
             && let Some(attached) = self.ports.get_mut(port)
@@ -766,7 +766,7 @@ impl Attachments {
     }
 
     /// Records the MTU of a port's device if it changed.
-    pub(super) fn resized(&mut self, device: &DeviceEvent, maps: &mut Maps) -> Result<(), SteerError> {
+    pub(super) fn update_mtu(&mut self, device: &DeviceEvent, maps: &mut Maps) -> Result<(), SteerError> {
         match (device.mtu, self.places.get(&(device.cookie, device.ifindex)).cloned()) {
             (Some(mtu), Some(port)) => self.fit(&port, mtu, maps),
             _ => Ok(()),

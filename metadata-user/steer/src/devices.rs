@@ -87,7 +87,7 @@ impl Home {
     /// True if the name refers to a tap.
     pub(super) fn is_tap(&self, port: &PortName) -> Result<bool, SteerError> {
         self.netns_of(port)?.run(|| match netns::index_of(&port.ifname)? {
-            Some(ifindex) => Ok(is_tap(&netlink::look(&port.ifname, ifindex)?)),
+            Some(ifindex) => Ok(is_tap(&netlink::link_of(&port.ifname, ifindex)?)),
             None => Ok(false),
         })
     }

@@ -162,7 +162,7 @@ impl Maps {
     ///
     /// # Errors
     /// If the kernel refuses to read the table.
-    pub fn agent(&self) -> Result<Option<InheritedState>, SteerError> {
+    pub fn inherited_state(&self) -> Result<Option<InheritedState>, SteerError> {
         let [a, b, side, reserved] =
             self.agent.get(&0, 0).map_err(|source| SteerError::map(name::AGENT, "read", source))?;
         Ok(([a, b] != [0; 2]).then_some(InheritedState { key: CookieKey([a, b]), side, reserved }))
@@ -252,9 +252,10 @@ impl Maps {
             .map_err(|source| SteerError::map(name::RINGS, clearing(), source))
     }
 
-    /// Clears what the hubs of an ended agent left behind; a side's, while another agent runs on the other one.
-    pub(super) fn clear_left_over(&mut self, taking_over_on: Option<u32>) -> Result<(), SteerError> {
-        match taking_over_on {
+    /// Enters what this agent serves, and clears what an ended agent left behind. While another agent runs, only the hubs
+    /// of this side are cleared, which begin with this number.
+    pub(super) fn begin(&mut self, only_from: Option<u32>) -> Result<(), SteerError> {
+        match only_from {
             None => {
                 self.serve()?;
                 (0..MAX_HUBS).try_for_each(|hub| self.clear_hub(hub))?;
@@ -424,7 +425,7 @@ impl Maps {
     }
 
     /// Stores the state that the next agent inherits: the key, and the side of this agent's hubs.
-    pub(super) fn set_agent(&mut self, side: u32) -> Result<(), SteerError> {
+    pub(super) fn set_inherited_state(&mut self, side: u32) -> Result<(), SteerError> {
         let InheritedState { key: CookieKey([a, b]), side, reserved } =
             InheritedState { key: self.key, side: side.into(), reserved: 0 };
         self.agent

@@ -105,7 +105,7 @@ pub fn device(port: &PortName) -> Result<Option<DeviceState>, ProbeError> {
 }
 
 fn look(name: &str, ifindex: u32) -> Result<DeviceState, SteerError> {
-    let message = netlink::look(name, ifindex)?;
+    let message = netlink::link_of(name, ifindex)?;
     let number = |pick: fn(&LinkAttribute) -> Option<u32>| message.attributes.iter().find_map(pick);
     let mtu = number(|attribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None });
     let queues =
@@ -140,7 +140,7 @@ fn master(message: &LinkMessage) -> Option<(String, String)> {
         LinkAttribute::Controller(index) => Some(*index),
         _ => None,
     })?;
-    let found = netlink::look("the port's master", index).ok()?;
+    let found = netlink::link_of("the port's master", index).ok()?;
     let name = found.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::IfName(name) => Some(name.clone()),
         _ => None,
@@ -162,7 +162,7 @@ fn described(info: &ProgramInfo) -> Program {
 fn filters(name: &str, ifindex: u32) -> Result<Vec<Filter>, SteerError> {
     // The kernel expects a signed index, and every index is positive.
     let index = i32::try_from(ifindex).unwrap_or_default();
-    let messages = netlink::talk(
+    let messages = netlink::request(
         || format!("list the classifiers on {name}"),
         async |netlink| netlink.traffic_filter(index).get().ingress().execute().try_collect::<Vec<_>>().await,
     );
@@ -379,7 +379,7 @@ fn route(address: IpAddr) -> Result<RouteMessage, LinkError> {
         IpAddr::V6(v6) => RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(v6, 128).build(),
     };
     question.header.flags |= RouteFlags::FibMatch;
-    netlink::talk(
+    netlink::request(
         || format!("look up the route to {address}"),
         async |netlink| {
             let mut answer = std::pin::pin!(netlink.route().get(question).execute());
@@ -390,7 +390,7 @@ fn route(address: IpAddr) -> Result<RouteMessage, LinkError> {
 
 /// Neighbours on the link with a known MAC address.
 fn neighbours() -> Result<BTreeMap<IpAddr, String>, SteerError> {
-    let listed = netlink::talk(
+    let listed = netlink::request(
         || "list the neighbours".to_owned(),
         async |netlink| {
             let mut all = Vec::new();

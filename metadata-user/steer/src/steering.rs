@@ -116,7 +116,7 @@ impl Steering {
         let ordinary = object.ordinary().clone();
         let mut maps = Maps::take(&mut ebpf, config, key, ordinary.clone())?;
         let reports = Reports::take(&mut ebpf, ordinary)?;
-        maps.clear_left_over(taking_over.then_some(first))?;
+        maps.begin(taking_over.then_some(first))?;
         let hubs = Hubs::start(config, has_tcx, devices, &mut object, ebpf, &mut maps, pins.as_ref())?;
         let attachments = Attachments::new(object, mode, reports.senders(), hubs.home().clone(), pins);
         let takeover = Takeover::new(taking_over);
@@ -384,14 +384,14 @@ impl Steering {
     ///
     /// # Errors
     /// [`TraceError::Busy`] if a trace is running; if the port is not attached or the kernel refuses.
-    pub fn watch(
+    pub fn trace(
         &self,
         port: Option<&PortName>,
         mac: Option<Mac>,
         passing: bool,
     ) -> Result<TraceSession, TraceError> {
         let key = port.map(|port| self.attachments.key_of(port)).transpose()?;
-        self.reports.watch(key, mac, passing)
+        self.reports.trace(key, mac, passing)
     }
 
     /// Updates how answers reach a port's guests after a change of its device. While another agent owns the port,
@@ -466,15 +466,15 @@ impl Steering {
     ///
     /// # Errors
     /// If the kernel refuses to change the port's entry. User space uses the new MTU nevertheless.
-    pub fn resized(&mut self, device: &DeviceEvent) -> Result<(), SteerError> {
-        self.attachments.resized(device, &mut self.maps)
+    pub fn update_mtu(&mut self, device: &DeviceEvent) -> Result<(), SteerError> {
+        self.attachments.update_mtu(device, &mut self.maps)
     }
 
     /// Checks the MTUs of all ports' devices in a namespace, named as in [`PortName`]; `None` is the agent's own.
     /// Lists the namespace's devices once, and not at all if no port is attached there.
     ///
     /// # Errors
-    /// Like [`Steering::resized`], and if the namespace cannot be entered.
+    /// Like [`Steering::update_mtu`], and if the namespace cannot be entered.
     pub fn inspect_mtus(&mut self, netns: Option<&str>) -> Result<(), SteerError> {
         self.attachments.inspect_mtus(netns, &mut self.maps)
     }
@@ -571,8 +571,8 @@ impl Steering {
     ///
     /// # Errors
     /// If the pins cannot be read.
-    pub fn look_again(&mut self) -> Result<(), SteerError> {
-        self.takeover.look_again(&mut self.attachments, &self.maps)
+    pub fn reread(&mut self) -> Result<(), SteerError> {
+        self.takeover.reread(&mut self.attachments, &self.maps)
     }
 
     /// Ends the special treatment of connections that the departed agent had claimed.
@@ -585,7 +585,7 @@ impl Steering {
 
     /// Drops our references to the ports' links, which the new agent owns now. It can detach a program only if
     /// no other process holds the link.
-    pub fn handed_over(&mut self) {
+    pub fn leave_to_pins(&mut self) {
         self.attachments.leave_to_pins();
     }
 

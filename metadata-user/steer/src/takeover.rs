@@ -161,7 +161,7 @@ impl Takeover {
                 tracing::info!(ports = self.inherited.len(), "inherited the ports of the previous agent");
             }
         }
-        maps.set_agent(hubs.side())
+        maps.set_inherited_state(hubs.side())
     }
 
     /// Records the device of each pinned link.
@@ -414,7 +414,7 @@ impl Takeover {
             return Ok(());
         }
         let unbound = attachments.unbound_meanwhile();
-        self.look_again(attachments, maps)?;
+        self.reread(attachments, maps)?;
         attachments.take_over_stubs()?;
         maps.serve()?;
         for port in attachments.names() {
@@ -432,7 +432,7 @@ impl Takeover {
         for (port, mac, slot) in unbound {
             attachments.unbind_now(&port, mac, slot, maps)?;
         }
-        maps.set_agent(hubs.side())
+        maps.set_inherited_state(hubs.side())
     }
 
     /// Ends the special treatment of connections that the departed agent had claimed.
@@ -454,11 +454,7 @@ impl Takeover {
     }
 
     /// Reads the other agent's ports and identities again. Does nothing once the takeover is over.
-    pub(super) fn look_again(
-        &mut self,
-        attachments: &mut Attachments,
-        maps: &Maps,
-    ) -> Result<(), SteerError> {
+    pub(super) fn reread(&mut self, attachments: &mut Attachments, maps: &Maps) -> Result<(), SteerError> {
         let Some(pins) = attachments.pin_directory().filter(|_| self.is_running) else { return Ok(()) };
         let links = pins.links()?;
         let mut there: BTreeMap<PortLocation, Vec<LinkName>> = BTreeMap::new();

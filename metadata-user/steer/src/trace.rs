@@ -79,7 +79,7 @@ impl Reports {
     }
 
     /// Begins a trace of a port, a MAC, or a MAC on a port.
-    pub(super) fn watch(
+    pub(super) fn trace(
         &self,
         port: Option<PortKey>,
         mac: Option<Mac>,

@@ -256,7 +256,7 @@ impl Bindings {
     /// # Errors
     /// If the kernel refuses to list what is bound.
     pub(super) fn follow_slots(&mut self, steering: &mut Steering) -> Result<(), SteerError> {
-        steering.look_again()?;
+        steering.reread()?;
         for (who, slot) in moved(self.all(), |port| steering.attachments().bound_on(port)) {
             debug!(port = %who.port, mac = %who.mac, slot, "the previous agent has given it another slot or none");
             self.bound.remove(&who);

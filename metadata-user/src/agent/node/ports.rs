@@ -160,12 +160,12 @@ impl NodePorts {
     }
 
     fn on_device_changed(&mut self, netns: Option<&str>, device: &DeviceEvent, plan: &Plan) {
-        self.steering.attachments_mut().lost(device);
-        if let Err(error) = self.steering.resized(device) {
+        self.steering.attachments_mut().mark_deleted(device);
+        if let Err(error) = self.steering.update_mtu(device) {
             warn!("{error}");
         }
         let named = PortName { ifname: device.name.clone(), netns: netns.map(str::to_owned) };
-        let attached = self.steering.attachments().attached_as(device).cloned();
+        let attached = self.steering.attachments().port_of(device).cloned();
         if plan.wants(&named) {
             self.attaching.on_seen(&named);
         }
@@ -279,7 +279,7 @@ impl NodePorts {
         if !self.open(port) {
             return self.bindings.answer_inherited(&mut self.steering, port, catalogue);
         }
-        if self.steering.attachments().way_to(port) == AnswerPath::None {
+        if self.steering.attachments().answer_path(port) == AnswerPath::None {
             self.troubles.report(port, UNREACHABLE);
         }
         self.attaching.on_served(port, is_new);

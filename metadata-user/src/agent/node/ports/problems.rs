@@ -142,7 +142,7 @@ impl NodePorts {
             Some(reason @ (ABSENT | NO_NAMESPACE)) => (PortState::Waiting, Some(reason)),
             Some(reason) => (PortState::Error, Some(reason)),
             None if self.steering.attachments().is_attached(port) => {
-                let by_classifier = self.steering.attachments().way_to(port) == AnswerPath::Classifier;
+                let by_classifier = self.steering.attachments().answer_path(port) == AnswerPath::Classifier;
                 (PortState::Attached, by_classifier.then_some(BY_CLASSIFIER))
             }
             None => (PortState::Waiting, Some("not settled yet")),
@@ -166,7 +166,7 @@ impl NodePorts {
     #[must_use]
     pub(crate) fn state_when(&self, port: &PortName, serves: Option<&SlotContent>) -> GuestState {
         match serves {
-            Some(_) if self.steering.attachments().way_to(port) == AnswerPath::None => {
+            Some(_) if self.steering.attachments().answer_path(port) == AnswerPath::None => {
                 GuestState::Unreachable
             }
             Some(SlotContent::Responses(_)) => GuestState::Served,

@@ -92,7 +92,7 @@ impl NodePorts {
 
     /// Records that the next agent has taken the ports.
     pub(crate) fn on_handed_over(&mut self) {
-        self.steering.handed_over();
+        self.steering.leave_to_pins();
     }
 
     /// Makes the worker try waiting requests of a slot again.

@@ -146,7 +146,7 @@ impl<'a> NodeView<'a> {
         who: String,
         unseen: Option<String>,
     ) -> Result<StartedTrace, TraceRefusal> {
-        let watch = self.ports.steering().watch(port, mac, passing).map_err(|error| {
+        let watch = self.ports.steering().trace(port, mac, passing).map_err(|error| {
             let status = match error {
                 TraceError::Busy => StatusCode::CONFLICT,
                 TraceError::Steer(_) => StatusCode::INTERNAL_SERVER_ERROR,
