@@ -9,7 +9,7 @@ use metadata_datapath::sandbox::{SandboxMode, SandboxStage};
 use metadata_feed::pods::{
     NicNames, Pod, PodDirectories, PodEvent, PodUid, Pods, TapKind, VolumeError, names_of,
 };
-use metadata_links::processes::forget as forget_process;
+use metadata_links::netns::forget_process;
 use metadata_steer::{DeviceLookup, SteerConfig, Steering, exists};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use std::collections::BTreeSet;
@@ -665,7 +665,7 @@ fn the_end_of_a_launcher_is_reported_and_its_namespace_vanishes_despite_steering
         expect_vanished(&node.ns, &outer);
         // Steering was not notified and keeps nothing alive.
         assert!(matches!(
-            steering.find(&port).expect("a look-up"),
+            steering.attachments().find(&port).expect("a look-up"),
             DeviceLookup::Nothing | DeviceLookup::NoNamespace
         ));
         steering.detach(&port).expect("detached");

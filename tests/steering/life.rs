@@ -49,7 +49,8 @@ fn stopping_removes_the_hubs_devices_while_its_taps_are_open() {
     let ns = Namespace::new("steer").expect("a namespace");
     let before = links(&ns);
     let mut steering = start_in(&ns, &config()).expect("steering starts");
-    let _taps = (steering.take_tap(0), steering.take_long_tap(0).expect("a kernel with tcx"));
+    let _taps =
+        (steering.hubs_mut().take_tap(0), steering.hubs_mut().take_long_tap(0).expect("a kernel with tcx"));
     drop(steering);
     assert_eq!(links(&ns), before);
 }
@@ -104,7 +105,7 @@ fn a_detached_port_is_restored_and_can_be_attached_again() {
         node.expect_count(Verdict::SteerArp, round);
         node.steering.detach(&name).expect("detached");
         node.steering.detach(&name).expect("detached twice is no error");
-        assert_eq!(node.steering.ports().count(), 0);
+        assert_eq!(node.steering.attachments().ports().count(), 0);
         // A child of another test may hold a copy of the closed link until it calls `execve`.
         let has_gone = || !node.ns.ip("link show tap0").expect("the tap").contains("xdp");
         assert!(
@@ -176,7 +177,7 @@ fn a_renamed_tap_is_attached_under_its_new_name() {
     node.ns.ip_batch("link set tap0 down\nlink set tap0 name tap9\nlink set tap9 up\n").expect("renamed");
     let renamed = PortName::local("tap9");
     node.steering.attach(&renamed).expect("attached under its new name");
-    assert_eq!(node.steering.ports().map(|(name, _)| name).collect::<Vec<_>>(), [&renamed]);
+    assert_eq!(node.steering.attachments().ports().map(|(name, _)| name).collect::<Vec<_>>(), [&renamed]);
     node.steering.bind(&renamed, ALICE, 0).expect("bound");
     ask(&tap, ALICE);
     node.expect_count(Verdict::SteerArp, 1);
@@ -199,13 +200,13 @@ fn a_port_of_a_renamed_namespace_is_attached_under_the_new_name() {
     let moved = node.steering.attach(&second).and_then(|()| node.steering.bind(&second, ALICE, 0));
     ask(&tap, ALICE);
     let steered = within(Duration::from_secs(5), || {
-        (node.steering.counters().expect("counters").get(Verdict::SteerArp) == 1).then_some(())
+        (node.steering.maps().counters().expect("counters").get(Verdict::SteerArp) == 1).then_some(())
     });
     process.kill().expect("killed");
     process.wait().expect("reaped");
     moved.expect("attached and bound under the new name");
     assert!(steered.is_some());
-    assert_eq!(node.steering.ports().map(|(name, _)| name).collect::<Vec<_>>(), [&second]);
+    assert_eq!(node.steering.attachments().ports().map(|(name, _)| name).collect::<Vec<_>>(), [&second]);
 }
 
 #[test]
@@ -220,16 +221,16 @@ fn a_device_of_equal_index_in_another_namespace_is_not_the_port() {
     let pods = [0, 1].map(|_| Namespace::new("pod").expect("a namespace"));
     let _taps = pods.each_ref().map(|pod| port(pod, "tap0", &node.ns));
     let [first, second] = pods.each_ref().map(|pod| format!("/run/netns/{}", pod.name()));
-    assert_eq!(node.steering.find(&name).expect("a look-up"), DeviceLookup::NoNamespace);
+    assert_eq!(node.steering.attachments().find(&name).expect("a look-up"), DeviceLookup::NoNamespace);
     std::os::unix::fs::symlink(first, &path).expect("a name");
-    assert_eq!(node.steering.find(&name).expect("a look-up"), DeviceLookup::Other);
+    assert_eq!(node.steering.attachments().find(&name).expect("a look-up"), DeviceLookup::Other);
     node.steering.attach(&name).expect("attached");
-    assert_eq!(node.steering.find(&name).expect("a look-up"), DeviceLookup::Attached);
+    assert_eq!(node.steering.attachments().find(&name).expect("a look-up"), DeviceLookup::Attached);
     let index = exists(&name).expect("a look-up");
     std::fs::remove_file(&path).expect("the name is removed");
     std::os::unix::fs::symlink(second, &path).expect("the name means another namespace");
     assert_eq!(exists(&name).expect("a look-up"), index, "both taps have one index");
-    assert_eq!(node.steering.find(&name).expect("a look-up"), DeviceLookup::Other);
+    assert_eq!(node.steering.attachments().find(&name).expect("a look-up"), DeviceLookup::Other);
 }
 
 #[test]
@@ -417,7 +418,7 @@ fn ports_pinned_by_another_version_are_moved_to_this_version() {
     std::fs::rename(pins.join("v1"), pins.join("v0")).expect("pins of an older version");
     let name = node.name.clone();
     let next = node.restart();
-    assert!(!next.has_inherited());
+    assert!(!next.takeover().has_inherited());
     next.attach(&name).expect("attached");
     next.bind(&name, ALICE, 1).expect("bound");
     let before = steered(next);
@@ -450,7 +451,7 @@ fn an_agent_of_another_version_keeps_its_ports_from_a_start_and_a_takeover() {
     let before = steered(running);
     node.assert_closed();
     assert_eq!(steered(running), before + 1);
-    assert_eq!(running.bound_on(&node.name), [(ALICE, 7)]);
+    assert_eq!(running.attachments().bound_on(&node.name), [(ALICE, 7)]);
 }
 
 #[test]
@@ -526,8 +527,8 @@ fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
     let mut old = node.steering.take().expect("it runs");
     let takeover = SteerConfig { adopt: PreviousAgent::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
     let mut new = start_in(&node.ns, &takeover).expect("the second agent starts");
-    assert_eq!((old.side(), new.side(), old.key()), (0, 1, new.key()));
-    assert_eq!(new.hubs()[0].number, 32);
+    assert_eq!((old.hubs().side(), new.hubs().side(), old.maps().key()), (0, 1, new.maps().key()));
+    assert_eq!(new.hubs().all()[0].number, 32);
     new.attach(&node.name).expect("found");
     new.bind(&node.name, ALICE, 7).expect("found");
     let refused = new.bind(&node.name, BOB, 8).expect_err("the takeover is not done");
@@ -537,15 +538,15 @@ fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
     assert!(new.attach(&late_name).is_err(), "the takeover is not done");
     old.attach(&late_name).expect("attached");
     old.bind(&late_name, BOB, 9).expect("bound");
-    assert_eq!(old.agent().expect("readable").map(|agent| agent.side), Some(0));
+    assert_eq!(old.maps().inherited_state().expect("readable").map(|agent| agent.side), Some(0));
 
     new.take_over_all().expect("taken over");
-    assert_eq!(new.agent().expect("readable").map(|agent| agent.side), Some(1));
+    assert_eq!(new.maps().inherited_state().expect("readable").map(|agent| agent.side), Some(1));
     let mut slots: Vec<_> = new.identities().iter().map(|bound| bound.slot).collect();
     slots.sort_unstable();
     assert_eq!(slots, [7, 9]);
     new.attach(&late_name).expect("attached");
-    assert_eq!(new.bound_on(&late_name), [(BOB, 9)]);
+    assert_eq!(new.attachments().bound_on(&late_name), [(BOB, 9)]);
     old.leave();
     node.assert_closed();
     let before = steered(&new);
@@ -560,9 +561,9 @@ fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
     drop(new);
     let name = node.name.clone();
     let next = node.restart();
-    assert_eq!(next.side(), 0);
+    assert_eq!(next.hubs().side(), 0);
     next.attach(&name).expect("attached");
-    assert_eq!(next.bound_on(&name), [(ALICE, 7), (BOB, 8)]);
+    assert_eq!(next.attachments().bound_on(&name), [(ALICE, 7), (BOB, 8)]);
 }
 
 #[test]
@@ -579,7 +580,7 @@ fn an_identity_unbound_during_a_takeover_is_released_after_it() {
     new.unbind(8).expect("deferred");
     assert_eq!(old.identities().len(), 2);
     new.take_over_all().expect("taken over");
-    assert_eq!(new.bound_on(&node.name), [(ALICE, 7)]);
+    assert_eq!(new.attachments().bound_on(&node.name), [(ALICE, 7)]);
     old.leave();
     let before = steered(&new);
     ask(&node.from, BOB);
@@ -631,18 +632,18 @@ fn a_port_stays_closed_when_its_agent_ends_and_the_next_inherits_it() {
     }
     let mut node = Bridged::start();
     node.assert_closed();
-    let key = node.steering.as_ref().map(Steering::key);
+    let key = node.steering.as_ref().map(|steering| steering.maps().key());
     for _ in 0..3 {
         node.end();
         node.assert_closed();
         let name = node.name.clone();
         let next = node.restart();
-        assert!(next.has_inherited());
-        assert_eq!(Some(next.key()), key);
+        assert!(next.takeover().has_inherited());
+        assert_eq!(Some(next.maps().key()), key);
         let before = next.identities();
         assert_eq!(before.iter().map(|bound| (bound.mac, bound.slot)).collect::<Vec<_>>(), [(ALICE, 7)]);
         next.attach(&name).expect("attached");
-        assert_eq!(next.bound_on(&name), [(ALICE, 7)]);
+        assert_eq!(next.attachments().bound_on(&name), [(ALICE, 7)]);
         next.bind(&name, ALICE, 7).expect("bound as before");
         assert_eq!(next.identities(), before);
         assert!(next.release_inherited([]).expect("no port is wanted").is_empty());
@@ -677,7 +678,7 @@ fn inherited_ports_that_are_not_wanted_are_released_with_their_slots() {
     node.end();
     let next = node.restart();
     assert_eq!(next.release_inherited([]).expect("no port is wanted"), [7]);
-    assert!(!next.has_inherited() && next.identities().is_empty());
+    assert!(!next.takeover().has_inherited() && next.identities().is_empty());
     assert!(node.bpffs.port_links().is_empty());
     assert!(node.is_open());
 }
@@ -708,7 +709,7 @@ fn the_identity_of_a_tap_deleted_while_no_agent_ran_is_released() {
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     let next = node.restart();
     next.attach(&name).expect("the new tap of that name is attached");
-    assert!(next.bound_on(&name).is_empty(), "nothing must be bound on it");
+    assert!(next.attachments().bound_on(&name).is_empty(), "nothing must be bound on it");
     assert_eq!(next.release_inherited([]).expect("no port is wanted"), [7]);
     assert_eq!(node.bpffs.port_links().len(), 1, "{:?}", node.bpffs.port_links());
     delete(tap, &node.ns);
@@ -751,7 +752,7 @@ fn an_inherited_classifier_keeps_its_port_closed_and_is_replaced() {
     // The next agent steers by XDP.
     let next = node.restart();
     next.attach(&name).expect("attached");
-    assert_eq!(next.steered_by(&name), Some(SteeringProgram::Xdp));
+    assert_eq!(next.attachments().steered_by(&name), Some(SteeringProgram::Xdp));
     assert_eq!(node.bpffs.port_links().len(), 1, "{:?}", node.bpffs.port_links());
     node.assert_closed();
     let next = node.steering.as_mut().expect("it runs");

@@ -73,9 +73,9 @@ fn every_frame_of_the_table_gets_the_same_verdict_from_xdp_and_tcx() {
         node.steering.bind(&name, GUEST, 0).expect("bound");
         let mut judged = 0;
         for case in frames::cases() {
-            let before = node.steering.counters().expect("counters");
+            let before = node.steering.maps().counters().expect("counters");
             assert!(tap.send(0, &case.frame).expect("the tap accepts a frame"), "{}", case.name);
-            let after = node.steering.counters().expect("counters");
+            let after = node.steering.maps().counters().expect("counters");
             let moved: Vec<Verdict> = after
                 .iter()
                 .filter(|(verdict, frames)| before.get(*verdict) != *frames && !counts_delivery(*verdict))
@@ -140,7 +140,7 @@ fn the_classifier_enforces_the_limit_of_each_port() {
     let limits = PortLimits { frames_per_second: 1, burst: 8, ..UNLIMITED };
     let (node, alices, _, _) = bridged(&SteerConfig { limits, ..by(SteeringMode::Tcx) });
     (0..100).for_each(|_| ask(&alices, ALICE));
-    let refused = node.steering.counters().expect("counters").get(Verdict::DropOverLimit);
+    let refused = node.steering.maps().counters().expect("counters").get(Verdict::DropOverLimit);
     assert!((2..=92).contains(&refused), "{refused} of 100 frames were refused; the burst is 8");
 }
 
@@ -195,7 +195,7 @@ fn fragmented_and_oversized_frames_are_steered_or_dropped_but_never_pass() {
         node.expect_count(verdict, 1);
         node.expect_count(Verdict::SocketDropAbsent, reach);
         assert!(receives_nothing(&far, frames::GATEWAY), "{name}: the frame left the tap");
-        let passed = node.steering.counters().expect("counters");
+        let passed = node.steering.maps().counters().expect("counters");
         // The host's own frames do not arrive from this tap.
         let passed: u64 = passed.iter().filter(|(v, _)| v.fate() == Fate::Pass).map(|(_, n)| n).sum();
         assert_eq!(passed, 0, "{name}");
@@ -271,7 +271,7 @@ fn a_port_follows_its_guest_from_booting_to_quiet_and_back() {
     let second = Duration::from_secs(1);
     let mut look = |at: Duration| {
         node.steering.follow_guests(start + at);
-        node.steering.steered_by(&name)
+        node.steering.attachments().steered_by(&name)
     };
     assert_eq!(look(Duration::ZERO), Some(SteeringProgram::Xdp));
     (0..100).for_each(|_| ask(&alices, ALICE));
@@ -306,13 +306,16 @@ fn quiet_ports_are_switched_a_few_at_a_time_until_all_are() {
     node.steering.follow_guests(start);
     let mut switched = |calls: u32| {
         node.steering.follow_guests(start + QUIET + Duration::from_secs(calls.into()));
-        ports.iter().filter(|(_, name)| node.steering.steered_by(name) == Some(SteeringProgram::Tcx)).count()
+        ports
+            .iter()
+            .filter(|(_, name)| node.steering.attachments().steered_by(name) == Some(SteeringProgram::Tcx))
+            .count()
     };
     assert_eq!(switched(0), SWITCHES_AT_ONCE);
     assert_eq!(switched(1), SWITCHES_AT_ONCE * 2);
     assert_eq!(switched(2), PORTS);
     assert_eq!(switched(3), PORTS);
-    assert_eq!(node.steering.ports_by_program(), (0, PORTS));
+    assert_eq!(node.steering.attachments().ports_by_program(), (0, PORTS));
 }
 
 #[test]
@@ -370,8 +373,8 @@ fn steering_uses_what_the_kernel_is_found_to_have() {
     }
     let lacking: Vec<_> = features().into_iter().filter(|(_, answer)| *answer != Ok(true)).collect();
     let mut node = Node::start_with(&SteerConfig { mode: SteeringMode::Auto, ..config() });
-    assert_eq!(node.steering.take_long_tap(0).is_some(), has(Feature::Tcx));
-    assert_eq!(node.steering.take_ring(0).is_some(), has(Feature::Tcx));
+    assert_eq!(node.steering.hubs_mut().take_long_tap(0).is_some(), has(Feature::Tcx));
+    assert_eq!(node.steering.hubs_mut().take_ring(0).is_some(), has(Feature::Tcx));
     let (_tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
     let switched = node.steering.switch(&name, SteeringProgram::Tcx);
@@ -464,7 +467,7 @@ fn a_namespace_gets_no_number_whose_former_pin_could_not_be_removed() {
     node.expect_count(Verdict::SteerArp, 1);
     ask(&next.tap, ALICE);
     node.expect_count(Verdict::SteerArp, 2);
-    assert_eq!(node.steering.attachments().retired, 1);
+    assert_eq!(node.steering.attachments().retired(), 1);
 }
 
 #[test]
@@ -490,10 +493,10 @@ fn a_number_stays_taken_across_a_restart_while_its_pin_is_there() {
     let (other, same) = place(&steering, 0);
     assert_eq!(same, ifindex, "the taps must have one index, or the test shows nothing");
     assert_ne!(other, number, "the pin of the former port is still there");
-    let before = steering.counters().expect("counters").get(Verdict::SteerArp);
+    let before = steering.maps().counters().expect("counters").get(Verdict::SteerArp);
     ask(&former.tap, ALICE);
     ask(&next.tap, BOB);
-    assert_eq!(steering.counters().expect("counters").get(Verdict::SteerArp), before);
+    assert_eq!(steering.maps().counters().expect("counters").get(Verdict::SteerArp), before);
     // Nobody names the former port, so its pin goes, and with it the last trace of the number.
     steering.release_inherited([]).expect("released");
     assert!(node.bpffs.port_links().iter().all(|link| !link.starts_with(&format!("port-{number}-"))));
@@ -517,7 +520,7 @@ fn a_number_is_used_again_once_its_program_is_off() {
         node.expect_count(Verdict::SteerArp, 0);
     }
     assert!(numbers.iter().all(|number| *number == numbers[0]), "{numbers:?}");
-    assert_eq!(node.steering.attachments().retired, 0);
+    assert_eq!(node.steering.attachments().retired(), 0);
 }
 
 // Port and MAC identify a guest, in whichever namespace the port is.
@@ -555,7 +558,7 @@ fn a_frame_for_a_registered_socket_counts_as_delivered() {
         socket(AddressFamily::XDP, SocketType::RAW, None).expect("an AF_XDP socket")
     });
     let socket = std::os::fd::AsFd::as_fd(&socket);
-    node.steering.register_socket(0, 0, socket).expect("registered");
+    node.steering.maps_mut().register_socket(0, 0, socket).expect("registered");
     ask(&tap, ALICE);
     node.expect_count(Verdict::SocketDelivered, 1);
     node.expect_count(Verdict::SocketDropAbsent, 0);
@@ -739,16 +742,16 @@ fn identities_are_bound_before_a_prepared_port_has_a_program() {
     let mut node = Node::start();
     let pod = Namespace::new("pod").expect("a namespace");
     for ns in [node.ns.name(), pod.name()].map(|name| Namespace::open(name).expect("the namespace")) {
-        let before = node.steering.counters().expect("counters").get(Verdict::SteerArp);
+        let before = node.steering.maps().counters().expect("counters").get(Verdict::SteerArp);
         let (tap, name) = port(&ns, "tap0", &node.ns);
         assert!(node.steering.prepare(&name).expect("prepared"));
         assert!(!node.steering.prepare(&name).expect("it is known"), "once is enough");
-        let found = node.ns.run_in(|| node.steering.find(&name).ok());
+        let found = node.ns.run_in(|| node.steering.attachments().find(&name).ok());
         assert_eq!(found, Some(DeviceLookup::Other), "no program is attached");
         node.steering.bind(&name, ALICE, 0).expect("bound");
         ask(&tap, ALICE);
         node.steering.attach(&name).expect("attached");
-        assert_eq!(node.steering.bound_on(&name), [(ALICE, 0)]);
+        assert_eq!(node.steering.attachments().bound_on(&name), [(ALICE, 0)]);
         ask(&tap, ALICE);
         node.expect_count(Verdict::SteerArp, before + 1);
         node.expect_count(Verdict::DropUnknownMac, 0);

@@ -51,7 +51,7 @@ impl Node {
     pub(crate) fn start_with(config: &SteerConfig) -> Self {
         let ns = Namespace::new("steer").expect("a namespace");
         let mut steering = start_in(&ns, config).expect("steering starts");
-        let hub_tap = steering.take_tap(0).into();
+        let hub_tap = steering.hubs_mut().take_tap(0).into();
         Self { steering, hub_tap, ns }
     }
 
@@ -65,11 +65,11 @@ impl Node {
     pub(crate) fn expect_count(&self, verdict: Verdict, frames: u64) {
         let mut seen = 0;
         let reached = within(PATIENCE, || {
-            seen = self.steering.counters().expect("counters").get(verdict);
+            seen = self.steering.maps().counters().expect("counters").get(verdict);
             (seen >= frames).then_some(())
         });
         let all: Vec<_> =
-            self.steering.counters().expect("counters").iter().filter(|(_, n)| *n > 0).collect();
+            self.steering.maps().counters().expect("counters").iter().filter(|(_, n)| *n > 0).collect();
         assert!(reached.is_some() && seen == frames, "{verdict:?}: {seen}, expected {frames}; all: {all:?}");
     }
 }
@@ -225,5 +225,5 @@ impl Bridged {
 }
 
 pub(crate) fn steered(steering: &Steering) -> u64 {
-    steering.counters().expect("counters").get(Verdict::SteerArp)
+    steering.maps().counters().expect("counters").get(Verdict::SteerArp)
 }

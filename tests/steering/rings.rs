@@ -60,7 +60,7 @@ fn frames_in(ring: &mut Ring) -> Vec<Vec<u8>> {
 }
 
 fn count(node: &Node, verdict: Verdict) -> u64 {
-    node.steering.counters().expect("counters").get(verdict)
+    node.steering.maps().counters().expect("counters").get(verdict)
 }
 
 fn steered_by(mode: SteeringMode, limits: PortLimits) -> SteerConfig {
@@ -74,11 +74,11 @@ fn xdp_is_detached_from_a_quiet_guest_in_a_pod_and_attached_when_it_is_active() 
     }
     let mut node = Node::start_with(&steered_by(SteeringMode::Auto, PortLimits::default()));
     let pod = Pod::new(&mut node.steering, &node.ns);
-    let mut ring = node.steering.take_ring(0).expect("this kernel has rings");
+    let mut ring = node.steering.hubs_mut().take_ring(0).expect("this kernel has rings");
     let (start, second) = (Instant::now(), Duration::from_secs(1));
     let look = |node: &mut Node, at: Duration| {
         node.steering.follow_guests(start + at);
-        node.steering.steered_by(&pod.name)
+        node.steering.attachments().steered_by(&pod.name)
     };
     assert_eq!(look(&mut node, Duration::ZERO), Some(SteeringProgram::Xdp));
     assert!(pod.has_xdp());
@@ -121,7 +121,7 @@ fn only_the_bound_mac_of_a_port_in_a_pod_is_steered() {
     node.steering.bind(&bob.name, BOB, 1).expect("bound");
     node.steering.unbind(0).expect("unbound");
     node.steering.bind(&alice.name, ALICE, 0).expect("bound");
-    let mut ring = node.steering.take_ring(0).expect("this kernel has rings");
+    let mut ring = node.steering.hubs_mut().take_ring(0).expect("this kernel has rings");
     ask(&alice.alices, BOB);
     ask(&bob.alices, ALICE);
     ask(&alice.alices, Mac::BROADCAST);
@@ -163,7 +163,7 @@ fn frames_of_every_length_arrive_whole_or_are_counted_as_dropped() {
     let name = PortName { ifname: "tap0".into(), netns: Some(pod.name().to_owned()) };
     node.steering.attach(&name).expect("attached");
     node.steering.bind(&name, ALICE, 0).expect("bound");
-    let mut ring = node.steering.take_ring(0).expect("this kernel has rings");
+    let mut ring = node.steering.hubs_mut().take_ring(0).expect("this kernel has rings");
     let most = MAX_STEERED as usize;
     let edges = RING_RECORDS.iter().flat_map(|record| [record - 9, record - 8, record - 7]);
     let lengths =
@@ -192,7 +192,7 @@ fn a_full_ring_counts_drops_and_reserves_half_for_guests_that_send_little() {
     node.steering.unbind(0).expect("unbound");
     node.steering.bind(&greedy.name, ALICE, 0).expect("bound");
     node.steering.bind(&modest.name, BOB, 1).expect("bound");
-    let mut ring = node.steering.take_ring(0).expect("this kernel has rings");
+    let mut ring = node.steering.hubs_mut().take_ring(0).expect("this kernel has rings");
     // The kernel adds a header of eight bytes to each record.
     let records = u64::from(RING_BYTES) / (RING_RECORDS[0] as u64 + 8);
     (0..records * 2).for_each(|_| ask(&greedy.alices, ALICE));
@@ -228,10 +228,10 @@ fn the_next_agent_inherits_and_switches_ports_in_a_pod() {
     let start = Instant::now();
     first.follow_guests(start);
     first.follow_guests(start + QUIET);
-    assert_eq!(first.steered_by(&pod.name), Some(SteeringProgram::Tcx));
+    assert_eq!(first.attachments().steered_by(&pod.name), Some(SteeringProgram::Tcx));
     assert!(pod.is_off_xdp(), "XDP is still attached");
     ask(&pod.alices, ALICE);
-    assert_eq!(first.counters().expect("counters").get(Verdict::RingDelivered), 1);
+    assert_eq!(first.maps().counters().expect("counters").get(Verdict::RingDelivered), 1);
     drop(first);
 
     // No agent runs: the port stays closed, and ordinary frames pass.
@@ -241,12 +241,12 @@ fn the_next_agent_inherits_and_switches_ports_in_a_pod() {
     assert!(receives(&pod.other, Mac::BROADCAST), "ordinary traffic must pass");
 
     let mut steering = start_in(&ns, &config).expect("steering starts");
-    let mut ring = steering.take_ring(0).expect("this kernel has rings");
+    let mut ring = steering.hubs_mut().take_ring(0).expect("this kernel has rings");
     assert!(frames_in(&mut ring).is_empty(), "the ring is new with each agent");
     ask(&pod.alices, ALICE);
     assert_eq!(frames_in(&mut ring).len(), 1, "a frame is steered before the port is attached");
     steering.attach(&pod.name).expect("attached");
-    assert_eq!(steering.steered_by(&pod.name), Some(SteeringProgram::Tcx));
+    assert_eq!(steering.attachments().steered_by(&pod.name), Some(SteeringProgram::Tcx));
     steering.bind(&pod.name, ALICE, 0).expect("bound");
     ask(&pod.alices, ALICE);
     let [frame] = &frames_in(&mut ring)[..] else { panic!("one frame") };

@@ -5,8 +5,8 @@ use metadata_common::maps::{ANSWER_LINK, MAX_SLOTS};
 use metadata_common::port::PortName;
 use metadata_common::verdict::Verdict;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
+use metadata_links::devices::{Changed, DeviceEvent, LinkWatch};
 use metadata_links::error::LinkError;
-use metadata_links::watch::{Changed, DeviceEvent, LinkWatch};
 use metadata_steer::{
     AnswerPath, AttachmentFault, DeviceLookup, HUB_QUEUES, PortLimits, PreviousAgent, RELEASE_GRACE,
     SteerConfig, SteerError, Steering, SteeringMode, exists, release,
@@ -90,13 +90,22 @@ fn a_recreated_tap_of_the_same_name_and_index_is_another_device() {
             taps.push(make());
             (bridged, devices(&mut watch).await)
         });
-        bridged.iter().for_each(|device| node.steering.lost(device));
-        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), DeviceLookup::Attached);
-        recreated.iter().for_each(|device| node.steering.lost(device));
-        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), DeviceLookup::Other);
+        bridged.iter().for_each(|device| node.steering.attachments_mut().mark_deleted(device));
+        assert_eq!(
+            node.ns.run_in(|| node.steering.attachments().find(&name)).expect("a look-up"),
+            DeviceLookup::Attached
+        );
+        recreated.iter().for_each(|device| node.steering.attachments_mut().mark_deleted(device));
+        assert_eq!(
+            node.ns.run_in(|| node.steering.attachments().find(&name)).expect("a look-up"),
+            DeviceLookup::Other
+        );
         let attached = if closed { node.steering.attach_closed(&name) } else { node.steering.attach(&name) };
         attached.expect("the new one is attached");
-        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), DeviceLookup::Attached);
+        assert_eq!(
+            node.ns.run_in(|| node.steering.attachments().find(&name)).expect("a look-up"),
+            DeviceLookup::Attached
+        );
         let shown = node.ns.ip("link show tap0").expect("the tap");
         assert!(shown.contains("xdp"), "{shown}");
     }
@@ -184,7 +193,7 @@ fn a_log_line_of_the_kernel_programs_becomes_a_tracing_event() {
     // This sets the subscriber for this thread only, on which the runtime also runs its tasks.
     let _guard = tracing::subscriber::set_default(subscriber);
     let found = runtime().block_on(async {
-        node.steering.forward_logs();
+        node.steering.reports_mut().forward_logs();
         ask(&tap, ALICE);
         let found = async {
             loop {
@@ -207,16 +216,20 @@ fn a_log_line_of_the_kernel_programs_becomes_a_tracing_event() {
 fn check(steering: &mut Steering) -> Vec<String> {
     steering.check_soon();
     steering.check(Instant::now());
-    steering.attachments().faults
+    steering.attachments().last_check().faults
 }
 
 /// Asserts that a round finds exactly one kind of fault, with these words, and the next round none.
 fn finds(steering: &mut Steering, fault: AttachmentFault, parts: &[&str]) {
-    let before = steering.attachments().found[&fault];
+    let before = steering.attachments().last_check().found[&fault];
     let faults = check(steering);
     let [line] = &*faults else { panic!("expected one line, found {faults:?}") };
     assert!(parts.iter().all(|part| line.contains(part)), "{line}: expected {parts:?}");
-    assert!(steering.attachments().found[&fault] > before, "{:?}", steering.attachments());
+    assert!(
+        steering.attachments().last_check().found[&fault] > before,
+        "{:?}",
+        steering.attachments().last_check()
+    );
     assert_eq!(check(steering), [""; 0], "healthy again");
 }
 
@@ -338,7 +351,7 @@ fn a_forced_release_that_is_abandoned_is_undone() {
     let start = Instant::now();
     for (after, is_pinned) in [(Duration::from_secs(40), false), (RELEASE_GRACE * 2, true)] {
         steering.check(start + after);
-        let faults = steering.attachments().faults;
+        let faults = steering.attachments().last_check().faults;
         assert_eq!(faults.iter().any(|line| line.contains("release --force")), !is_pinned, "{faults:?}");
         assert_eq!(
             faults.len(),
@@ -356,7 +369,7 @@ fn a_forced_release_that_is_abandoned_is_undone() {
         let steering = node.steering.as_mut().expect("it runs");
         if is_noticed {
             steering.check(Instant::now() + RELEASE_GRACE * 3);
-            let faults = steering.attachments().faults;
+            let faults = steering.attachments().last_check().faults;
             assert!(faults[0].contains("release --force"), "{faults:?}");
         }
         assert_eq!(check(steering), [""; 0], "noticed: {is_noticed}");
@@ -421,7 +434,7 @@ fn what_the_next_agent_has_taken_over_is_not_repaired_by_the_former() {
         assert_eq!(check(&mut next), [""; 0], "it checks nothing before the takeover");
         next.take_over_all().expect("taken over");
     });
-    former.handed_over();
+    former.leave_to_pins();
     let links = node.bpffs.port_links();
     std::fs::remove_file(node.bpffs.pins().join("v1/links").join(&links[0])).expect("removed");
     assert_eq!(check(former), [""; 0], "the port belongs to the next agent");
@@ -470,7 +483,7 @@ fn a_port_of_another_agent_is_refused_by_name() {
     let error = other.attach(&name).expect_err("the tap carries a program");
     assert!(matches!(error, SteerError::Occupied { .. }), "{error}");
     assert!(error.to_string().contains("`port`") && error.to_string().contains("tap0"), "{error}");
-    assert_eq!(other.ports().count(), 0);
+    assert_eq!(other.attachments().ports().count(), 0);
 
     node.steering.bind(&name, ALICE, 0).expect("bound");
     ask(&tap, ALICE);
@@ -506,7 +519,7 @@ fn attaching_a_port_under_a_second_name_of_its_namespace_is_refused() {
     node.steering.attach(&by_name).expect("attached");
     let error = node.steering.attach(&by_path).expect_err("it is the same device");
     assert!(matches!(&error, SteerError::SamePort { other, .. } if *other == by_name), "{error}");
-    assert_eq!(node.steering.ports().count(), 1);
+    assert_eq!(node.steering.attachments().ports().count(), 1);
 }
 
 #[test]
@@ -537,7 +550,7 @@ fn a_port_that_does_not_exist_is_refused() {
     let elsewhere = PortName { ifname: "tap0".into(), netns: Some("no-such-namespace".into()) };
     let error = node.steering.attach(&elsewhere).expect_err("no such namespace");
     assert!(matches!(error, SteerError::Link(LinkError::Namespace { .. })), "{error}");
-    assert_eq!(node.steering.ports().count(), 0);
+    assert_eq!(node.steering.attachments().ports().count(), 0);
 }
 
 #[test]
@@ -555,12 +568,12 @@ fn each_port_has_its_own_limit() {
     }
     let [(alices, _), (bobs, _)] = &ports;
     (0..100).for_each(|_| ask(alices, ALICE));
-    let flooded = steering.counters().expect("counters");
+    let flooded = steering.maps().counters().expect("counters");
     // One second, which admits one more frame, may pass on a busy machine; 90 seconds do not.
     let refused = flooded.get(Verdict::DropOverLimit);
     assert!((2..=92).contains(&refused), "{refused} of 100 frames were refused; the burst is 8");
     ask(bobs, BOB);
-    let after = steering.counters().expect("counters");
+    let after = steering.maps().counters().expect("counters");
     assert_eq!(
         after.get(Verdict::SteerArp),
         flooded.get(Verdict::SteerArp) + 1,
@@ -660,11 +673,11 @@ fn flood(queues: u32, senders: u32, frames: u64) -> (u64, u64, u64) {
             tap
         })
         .collect();
-    let hub = node.steering.hubs()[0].clone();
+    let hub = node.steering.hubs().all()[0].clone();
     let bind = || Queues::bind(hub.inner_ifindex, hub.queues, &SocketConfig::default());
     let mut sockets = node.ns.run_in(bind).expect("sockets");
     for (queue, socket) in sockets.descriptors() {
-        node.steering.register_socket(hub.number, queue, socket).expect("registered");
+        node.steering.maps_mut().register_socket(hub.number, queue, socket).expect("registered");
     }
     let (done, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -693,7 +706,7 @@ fn flood(queues: u32, senders: u32, frames: u64) -> (u64, u64, u64) {
     // Some frames may still be in transit.
     let _ = within(PATIENCE, || {
         node.steering.inspect_devices();
-        let delivered = node.steering.counters().expect("counters").get(Verdict::SocketDelivered);
+        let delivered = node.steering.maps().counters().expect("counters").get(Verdict::SocketDelivered);
         seen = (delivered, node.steering.losses().hubs[0].veth_full);
         (seen.0 + seen.1 >= sent - sent / 1_000).then_some(())
     });
@@ -752,7 +765,7 @@ fn a_veth_of_another_namespace_is_reached_only_while_its_peer_has_gro_on() {
     }
     let (mut node, pod) = (Node::start(), Namespace::new("pod").expect("a namespace"));
     let (guest, name) = veth(&mut node, Some(&pod));
-    assert_eq!(node.steering.way_to(&name), AnswerPath::None, "a bare veth");
+    assert_eq!(node.steering.attachments().answer_path(&name), AnswerPath::None, "a bare veth");
     node.answer(3);
     node.expect_count(Verdict::HubDelivered, 1);
     node.steering.inspect_devices();
@@ -761,7 +774,7 @@ fn a_veth_of_another_namespace_is_reached_only_while_its_peer_has_gro_on() {
     {
         set_gro(&guest, "eth0", word == "on").expect("the guest may switch GRO");
         assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{word}");
-        assert_eq!(node.steering.way_to(&name), way, "{word}");
+        assert_eq!(node.steering.attachments().answer_path(&name), way, "{word}");
     }
 }
 
@@ -791,7 +804,7 @@ fn a_veth_of_the_agents_namespace_is_reached_with_and_without_gro() {
             set_gro(&guest, "eth0", on).expect("the guest may switch GRO");
             assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{gro:?}");
         }
-        assert_eq!(node.steering.way_to(&name), way, "{gro:?}");
+        assert_eq!(node.steering.attachments().answer_path(&name), way, "{gro:?}");
         node.answer(3);
         node.expect_count(Verdict::HubDelivered, frames);
         assert!(within(PATIENCE, || (arrived(&guest) == frames).then_some(())).is_some(), "{gro:?}");
@@ -823,7 +836,7 @@ fn a_new_device_with_the_index_of_a_deleted_veth_gets_no_answer() {
     let mut node = Node::start();
     node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("IPv6 is off");
     let (_guest, name) = veth(&mut node, None);
-    let ifindex = node.steering.ports().find(|(port, _)| **port == name).expect("attached").1;
+    let ifindex = node.steering.attachments().ports().find(|(port, _)| **port == name).expect("attached").1;
     node.ns.ip("link del veth0").expect("the veth is deleted");
     let next = Namespace::new("next").expect("a namespace");
     let peer = format!("peer name eth0 netns {}", next.name());

@@ -19,8 +19,8 @@ pub use vm_issuer::{
 };
 
 use bytes::Bytes;
-use metadata_common::share::{FairShare, Tenant};
 use metadata_common::mac::Mac;
+use metadata_common::share::{FairShare, Tenant};
 use serde_json::{Map, Value};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use metadata_common::addresses::Connection;
-use metadata_common::time::Now;
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 
 use crate::dialect;
 use crate::http::Request;

@@ -29,8 +29,8 @@ pub use vm::{GCE_ATTRIBUTES, ORACLE_KEYS, RESERVED_KEYS, Sink, is_instance_tag, 
 
 use bytes::Bytes;
 use identity::IdentitySettings;
-use metadata_common::port::PortName;
 use metadata_common::mac::Mac;
+use metadata_common::port::PortName;
 use network::Network;
 use serde::{Deserialize, Serialize};
 use std::fmt;

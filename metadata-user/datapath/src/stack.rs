@@ -34,8 +34,8 @@ pub use interfaces::{
 };
 pub use turns::{DRAIN_LIMIT, ServedFlows};
 
-use metadata_common::time::Now;
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr};
 use std::panic::{AssertUnwindSafe, catch_unwind};

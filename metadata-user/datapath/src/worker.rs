@@ -36,8 +36,8 @@ pub use fair::{
     BATCH, FRESH_BURST, FRESH_EVERY, FairScheduler, LOOK_AHEAD, QUANTUM, TurnResult, WAITING, WORK_PER_TURN,
 };
 
-use metadata_common::time::Now;
 use metadata_common::maps::{MAX_SLOTS, Slot};
+use metadata_common::time::Now;
 use pending::Pending;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};

@@ -20,8 +20,6 @@
 //! - Neither end has ARP, ND or an address: the pod's sockets use the pod's addresses.
 //! - The pod's end has GRO. Without it the other end accepts no redirected frames.
 
-mod gro;
-
 use futures_util::TryStreamExt as _;
 use metadata_common::mac::Mac;
 use rtnetlink::packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute};
@@ -33,9 +31,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::error::LinkError;
+use crate::ioctl::turn_gro_on;
 use crate::netlink;
+use crate::netns::NamespaceReservation;
 use crate::netns::{Netns, index_of};
-use crate::processes::NamespaceReservation;
 use metadata_common::port::PortName;
 
 /// Name of the pod's end.
@@ -126,7 +125,7 @@ fn make(pod_end: u32, port: u32, mac: Mac, addresses: &[IpAddr]) -> Result<(), L
     netlink::quiet_and_up(PORT, port, MTU)?;
     bring_up(pod_end, mac)?;
     // The other end notices the change only while this device is up (veth_set_features, drivers/net/veth.c).
-    gro::turn_on(POD_END)?;
+    turn_gro_on(POD_END)?;
     route_all(pod_end, &served(addresses).collect())
 }
 
@@ -136,7 +135,7 @@ fn bring_up(pod_end: u32, mac: Mac) -> Result<(), LinkError> {
     let silent = netlink::link(pod_end);
     let silent = silent.append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![no_address])).build();
     let up = netlink::link(pod_end).arp(false).mtu(MTU).address(mac.0.to_vec()).up().build();
-    netlink::talk(
+    netlink::request(
         || format!("bring {POD_END} up with the MAC {mac}"),
         async |netlink| {
             // A kernel without IPv6 lacks this attribute and generates no addresses.
@@ -150,7 +149,7 @@ fn bring_up(pod_end: u32, mac: Mac) -> Result<(), LinkError> {
 
 /// Routes exactly these addresses to the inlet.
 fn route_all(pod_end: u32, wanted: &BTreeSet<IpAddr>) -> Result<(), LinkError> {
-    netlink::talk(
+    netlink::request(
         || format!("route the metadata addresses to {POD_END}"),
         async |netlink| {
             for address in wanted {
@@ -178,7 +177,7 @@ fn route_all(pod_end: u32, wanted: &BTreeSet<IpAddr>) -> Result<(), LinkError> {
 /// Deletes one end, which also deletes the other and their routes. Devices of these names that are no inlet stay.
 fn remove() -> Result<(), LinkError> {
     let pod_end = find().ok().map(|(pod_end, _)| pod_end);
-    netlink::talk(
+    netlink::request(
         || "delete the rule of the inlet".into(),
         async |netlink| {
             for family in FAMILIES {

@@ -6,13 +6,10 @@
 
 pub mod devices;
 pub mod error;
-pub mod exchange;
 pub mod inlet;
+pub mod ioctl;
 pub mod netlink;
 pub mod netns;
-pub mod processes;
-pub mod tun;
-pub mod watch;
 
 /// Limit on namespaces with ports on one node; with KubeVirt every VM has its own.
 pub const MAX_NAMESPACES: usize = metadata_common::maps::MAX_PORTS as usize;

@@ -5,7 +5,7 @@ use metadata_control::status::GuestUsage;
 use metadata_datapath::stack::SlotStats;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
-use metadata_links::watch::Changed;
+use metadata_links::devices::Changed;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -5,9 +5,9 @@ pub(super) use crate::identity::SigningEvent;
 
 use anyhow::Context as _;
 use axum::Router;
+use metadata_links::devices::{Changed, LinkWatch};
 use metadata_links::netns::NetnsId;
-use metadata_links::processes::forget as forget_process;
-use metadata_links::watch::{Changed, LinkWatch};
+use metadata_links::netns::forget_process;
 use metadata_steer::SteerError;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

@@ -23,7 +23,7 @@ use metadata_control::status::{AgentStatus, PortFilter};
 use metadata_control::top::{Top, TopQuery};
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
-use metadata_links::watch::Changed;
+use metadata_links::devices::Changed;
 use metadata_steer::SteerError;
 use tokio::sync::oneshot;
 use tracing::warn;

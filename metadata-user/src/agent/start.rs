@@ -125,22 +125,22 @@ fn start(
         hubs: config.workers,
         queues: hub_queues(),
     })?;
-    steering.forward_logs();
+    steering.reports_mut().forward_logs();
     if config.expects_namespaces() {
         steering.prepare_for_namespaces()?;
     }
 
-    let key = steering.key();
+    let key = steering.maps().key();
     let content = Arc::new(OnDemand::new(Store::new(MAX_SLOTS)));
     // Guests of the previous agent may ask before their records arrive.
     for bound in steering.identities() {
         content.store().expect(bound.slot)?;
     }
     let (handing, questions) = HandoverAnswers::new(Arc::clone(&content));
-    let collector = Collector::open(&config.audit, steering.hubs().len())?;
+    let collector = Collector::open(&config.audit, steering.hubs().all().len())?;
     let mut tallies = Vec::new();
     let mut workers = Vec::new();
-    for (at, hub) in steering.hubs().to_vec().into_iter().enumerate() {
+    for (at, hub) in steering.hubs().all().to_vec().into_iter().enumerate() {
         let serve = MetadataService::audited(Arc::clone(&handing), collector.tape(at));
         tallies.push(serve.tally());
         workers.push(spawn_worker(config, &mut steering, serve, key, &hub)?);
@@ -166,26 +166,27 @@ fn spawn_worker(
     let sockets = Queues::bind(hub.inner_ifindex, hub.queues, &SocketConfig::default())
         .with_context(|| format!("binding the AF_XDP sockets to {}", hub.inner_name))?;
     for (queue, socket) in sockets.descriptors() {
-        steering.register_socket(hub.number, queue, socket)?;
+        steering.maps_mut().register_socket(hub.number, queue, socket)?;
     }
-    let tap = HubTap::new(steering.take_tap(hub.number)).and_long(steering.take_long_tap(hub.number));
+    let tap = HubTap::new(steering.hubs_mut().take_tap(hub.number))
+        .and_long(steering.hubs_mut().take_long_tap(hub.number));
     let stack = Stack::with_ledger(
         StackConfig {
             served: config.addresses.clone(),
             arp_only: config.next_hops(),
             cookie_key: key,
-            guest_devices: steering.guest_devices(),
+            guest_devices: steering.maps().guest_devices(),
             ..StackConfig::default()
         },
         serve,
-        steering.all_sent()?,
+        steering.maps().all_sent()?,
     );
     let worker = WorkerConfig {
         name: format!("imds-hub-{}", hub.number),
         spin: Duration::from_micros(config.spin_us.into()),
         sandbox: config.sandbox.into(),
     };
-    Ok(match steering.take_ring(hub.number) {
+    Ok(match steering.hubs_mut().take_ring(hub.number) {
         Some(ring) => {
             let both = AlternatingSources::new(sockets, ring)
                 .context("waiting for two sources of frames at once")?;

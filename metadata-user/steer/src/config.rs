@@ -4,8 +4,7 @@ use metadata_common::cookie::CookieKey;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
-use super::adopt::PreviousAgent;
-use super::mode::SteeringMode;
+use super::attachments::SteeringMode;
 
 /// How much one port may send to the metadata service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
@@ -44,7 +43,7 @@ pub struct SteerConfig {
     /// What the kernel answers by itself on taps: [`ANSWER_LINK`](metadata_common::maps::ANSWER_LINK) and
     /// [`ANSWER_TCP`](metadata_common::maps::ANSWER_TCP). The latter requires a stack that knows `key`.
     pub answers: u64,
-    /// The key of SYN cookies, unless one is inherited: see [`Steering::key`](super::Steering::key).
+    /// The key of SYN cookies, unless one is inherited: see [`Maps::key`](super::Maps::key).
     pub key: CookieKey,
     /// Where links and maps are pinned: a directory on a bpffs. It is made if its parent exists. `None` pins nothing.
     pub pins: Option<PathBuf>,
@@ -75,4 +74,41 @@ impl Default for SteerConfig {
             queues: 1,
         }
     }
+}
+
+/// Whether another agent runs with the same pins at the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PreviousAgent {
+    /// No other agent runs with these pins; finding one is an error. The pins of an ended agent are inherited.
+    #[default]
+    Alone,
+    /// Another agent runs with these pins, on the other side. Take over from it.
+    TakeOver {
+        /// The free side: 0 or 1.
+        side: u32,
+    },
+}
+
+impl PreviousAgent {
+    /// The side on which hubs are made.
+    #[must_use]
+    pub fn side(self) -> u32 {
+        match self {
+            Self::Alone => 0,
+            Self::TakeOver { side } => side,
+        }
+    }
+}
+
+/// Which taps are closed.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum ClosedTaps {
+    /// Every tap without a record, as soon as it appears, in the agent's namespace and in those with served ports.
+    All,
+    /// None: the host's network forwards the frames of a guest without a record.
+    #[default]
+    None,
 }

@@ -14,8 +14,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::io;
 use std::path::Path;
 
-use super::{SteerError, counters};
-use crate::failure::ProbeError;
+use super::{SteerError, devices};
+use crate::error::ProbeError;
 
 /// The loopback device, which every network namespace has.
 pub(super) const LOOPBACK: &str = "lo";
@@ -80,7 +80,7 @@ impl Feature {
             Self::RingBuffer => map(MapType::RingBuf),
             Self::NetnsCookie => cookie(),
             Self::Btf => Ok(Path::new("/sys/kernel/btf/vmlinux").exists()),
-            Self::DeviceReports => Ok(counters::reports_takers()),
+            Self::DeviceReports => Ok(devices::reports_takers()),
             Self::Tcx => tcx(),
             Self::Link | Self::LinkUpdate => return None,
         })
@@ -321,8 +321,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::{CALLED, Feature, Features, ProbeResult};
-    use crate::failure::ProbeError;
-    use crate::{object, stubs};
+    use crate::error::ProbeError;
+    use crate::object;
 
     fn all_but(feature: Feature, answer: ProbeResult) -> Features {
         let one = |of| (of, if of == feature { answer.clone() } else { Ok(true) });
@@ -358,7 +358,7 @@ mod tests {
     #[test]
     fn the_table_holds_each_function_that_the_programs_call() {
         let mut called = BTreeSet::new();
-        for bytes in [object::OBJECT, stubs::OBJECT] {
+        for bytes in [object::OBJECT, object::STUB_OBJECT] {
             let object = aya_obj::Object::parse(bytes).expect("the embedded object parses");
             let instructions = object.functions.values().flat_map(|function| &function.instructions);
             called

@@ -1,27 +1,57 @@
-//! The eBPF object: loaded once per hub, and its `port` program for the agent's own namespace and for all others.
+//! The eBPF objects: loaded once per hub, and its `port` program for the agent's own namespace and for all others.
 //!
 //! A program can read the interface of a frame but not its namespace, and interface indexes repeat across namespaces.
 //! The agent's own namespace therefore has an instance that reads its number from the constant `NETNS`. Every other
-//! namespace has a stub that sets its number and calls one instance behind all stubs (`stubs`). All instances share
-//! one set of maps.
+//! namespace has a stub that sets its number and calls one instance behind all stubs. All instances share one set of
+//! maps.
+//!
+//! [`Object`] owns the loader, the programs of each namespace with ports, and the numbers of namespaces. Its invariant:
+//! two namespaces never have one number, and a number whose programs may still be attached is not used again.
 //!
 //! The loader shares maps by pinning only, so it gets a private bpffs. That is mounted nowhere, reached through its
 //! descriptor, and goes with the process even if the process is killed. Maps that outlive the process are pinned a
 //! second time (`pins`).
+//!
+//! # Stubs
+//!
+//! Ports in other namespaces than the agent's have a small program in each namespace, and one shared instance of `port`
+//! and of `port_tcx` behind them all.
+//!
+//! ```text
+//!  tap in a pod ── port_stub (the namespace's number in front of the frame) ─┐
+//!  tap in a pod ── port_stub ────────────────────────────────────────────────┼─ PORT_PROGRAMS ── port
+//!
+//!  tap in a pod ── port_tcx_stub (the number in the control block) ──────────── PORT_CLASSIFIERS ── port_tcx
+//! ```
+//!
+//! A classifier's stub passes ordinary frames itself, because a call of the second program costs more than the check.
+//! The check needs maps of `port_tcx`, which the stub shares.
+//!
+//! All maps are pinned with the others, and a stub finds the shared program only through its map. An agent that
+//! inherits the maps therefore replaces the program of all namespaces by changing one entry.
+//!
+//! On Linux 6.18 such a map (one entry, empty) leaks until reboot if its last descriptor or pin goes at the very
+//! moment at which a process lists maps by opening each, as `bpftool map` does.
 
-use aya::programs::{SchedClassifier, Xdp};
+use aya::maps::{Map, MapData, ProgramArray};
+use aya::programs::{ProgramError, ProgramFd, SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader};
+use aya_obj::programs::XdpAttachType;
 use metadata_common::cookie::CookieKey;
 use metadata_common::maps::{IN_FRONT, RING_BYTES, name, program};
-use std::collections::BTreeMap;
-
-use super::SteerError;
-use super::loading::{NUMBERS, Private, keep_classifier, keep_program};
-use super::ordinary::OrdinaryTable;
-use super::pins::{PinDirectory, PinsError, inherit_map, layout_of, pin_map};
-use super::stubs::{self, Stubs};
+use metadata_links::MAX_NAMESPACES;
 use metadata_links::error::LinkError;
 use metadata_links::netns::Cookie;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::PathBuf;
+
+use super::SteerError;
+use super::error::errno;
+use super::maps::OrdinaryTable;
+use super::pins::{PinDirectory, PinsError, inherit_map, layout_of, pin_map};
 
 /// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
 pub(super) static OBJECT: &[u8] =
@@ -315,6 +345,11 @@ impl Object {
 }
 
 impl Object {
+    /// The agent's own namespace.
+    pub(super) fn home(&self) -> Cookie {
+        self.home
+    }
+
     /// The table that all programs share.
     pub(super) fn ordinary(&self) -> &OrdinaryTable {
         &self.ordinary
@@ -326,7 +361,7 @@ impl Object {
     }
 
     /// A path on the private bpffs for a moment.
-    pub(super) fn private_path(&self, name: &str) -> std::path::PathBuf {
+    pub(super) fn private_path(&self, name: &str) -> PathBuf {
         self.pins.path(name)
     }
 
@@ -340,7 +375,7 @@ impl Object {
 /// embedded objects.
 pub(super) fn layouts() -> Result<Vec<(&'static str, [u32; 4])>, String> {
     let parse = |object| aya_obj::Object::parse(object).map_err(|error| error.to_string());
-    let (object, stub) = (parse(OBJECT)?, parse(stubs::OBJECT)?);
+    let (object, stub) = (parse(OBJECT)?, parse(STUB_OBJECT)?);
     let layout = |name| {
         let map = object.maps.get(name).or_else(|| stub.maps.get(name));
         let map = map.ok_or_else(|| format!("no object has a map {name}"))?;
@@ -362,15 +397,216 @@ pub(super) fn compare(pins: &PinDirectory) -> Result<(), String> {
     Ok(())
 }
 
+/// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
+pub(super) static STUB_OBJECT: &[u8] =
+    aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/port-stub.bpf.o");
+
+/// The loader of the stubs, and the shared programs.
+struct Stubs {
+    loader: EbpfLoader<'static>,
+    ordinary: OrdinaryTable,
+    program: SharedProgram<Xdp>,
+    classifier: SharedProgram<SchedClassifier>,
+}
+
+/// The shared program behind all stubs of one kind.
+struct SharedProgram<P> {
+    map: &'static str,
+    entry: ProgramArray<MapData>,
+    /// Loaded for the first namespace that needs it.
+    shared: Option<P>,
+    /// Stubs call the program in `shared`.
+    is_offered: bool,
+}
+
+impl<P> SharedProgram<P> {
+    fn open(map: &'static str, pins: &Private) -> Result<Self, SteerError> {
+        let failed = |source| SteerError::load(format!("map {map}"), source);
+        let data = MapData::from_pin(pins.path(map)).map_err(failed)?;
+        let entry = Map::ProgramArray(data).try_into().map_err(failed)?;
+        Ok(Self { map, entry, shared: None, is_offered: false })
+    }
+
+    fn share(&mut self, program: P) {
+        self.shared = Some(program);
+        self.is_offered = false;
+    }
+
+    fn offer(&mut self, fd: impl Fn(&P) -> Result<&ProgramFd, ProgramError>) -> Result<(), SteerError> {
+        let Some(shared) = self.shared.as_ref().filter(|_| !self.is_offered) else { return Ok(()) };
+        let part = || format!("map {}", self.map);
+        let descriptor = fd(shared).map_err(|error| SteerError::load(part(), error))?;
+        self.entry.set(0, descriptor, 0).map_err(|error| SteerError::load(part(), error))?;
+        self.is_offered = true;
+        Ok(())
+    }
+}
+
+impl Stubs {
+    /// Makes the maps between stubs and shared programs unless they exist. It loads no program yet.
+    fn prepare(pins: &Private, ordinary: OrdinaryTable) -> Result<Self, SteerError> {
+        let mut loader = EbpfLoader::new();
+        for map in name::OF_STUBS {
+            loader.map_pin_path(map, pins.path(map));
+        }
+        ordinary.prepare(&mut loader);
+        loader.load(STUB_OBJECT).map_err(|source| SteerError::load("stub", source))?;
+        let program = SharedProgram::open(name::PORT_PROGRAMS, pins)?;
+        let classifier = SharedProgram::open(name::PORT_CLASSIFIERS, pins)?;
+        Ok(Self { loader, ordinary, program, classifier })
+    }
+
+    /// A stub for the namespace with this number.
+    fn stub(&mut self, number: usize, pins: &Private) -> Result<Xdp, SteerError> {
+        keep_program(&mut self.load(number)?, program::PORT_STUB, pins)
+    }
+
+    /// Like [`Stubs::stub`], for classifiers.
+    fn classifier(&mut self, number: usize, pins: &Private) -> Result<SchedClassifier, SteerError> {
+        keep_classifier(&mut self.load(number)?, program::PORT_TCX_STUB, pins)
+    }
+
+    fn load(&mut self, number: usize) -> Result<Ebpf, SteerError> {
+        self.ordinary.prepare(&mut self.loader);
+        self.loader
+            .override_global(name::NETNS, &NUMBERS[number], true)
+            .load(STUB_OBJECT)
+            .map_err(|source| SteerError::load("stub", source))
+    }
+
+    /// The program behind all stubs, if it is loaded.
+    fn has_shared(&self) -> bool {
+        self.program.shared.is_some()
+    }
+
+    /// Like [`Stubs::has_shared`], for classifiers.
+    fn has_shared_classifier(&self) -> bool {
+        self.classifier.shared.is_some()
+    }
+
+    /// Keeps the future program behind all stubs.
+    fn share(&mut self, program: Xdp) {
+        self.program.share(program);
+    }
+
+    /// Like [`Stubs::share`], for classifiers.
+    fn share_classifier(&mut self, classifier: SchedClassifier) {
+        self.classifier.share(classifier);
+    }
+
+    /// Sends the frames of all stubs to our programs from now on, instead of another agent's.
+    fn offer(&mut self) -> Result<(), SteerError> {
+        self.program.offer(|program| program.fd())?;
+        self.classifier.offer(|classifier| classifier.fd())
+    }
+}
+
+/// Attempts to load a program, as many as libbpf makes.
+const ATTEMPTS: u32 = 5;
+
+/// Every number of a namespace, in static memory because the loader keeps a reference to it.
+static NUMBERS: [u32; MAX_NAMESPACES + 1] = {
+    let mut numbers = [0; MAX_NAMESPACES + 1];
+    let mut n = 0;
+    while n < numbers.len() {
+        numbers[n] = n as u32;
+        n += 1;
+    }
+    numbers
+};
+
+/// Loads a program and drops the loader's copy of the object and its map descriptors. They would multiply the memory
+/// of each namespace by a hundred.
+fn keep_program(ebpf: &mut Ebpf, name: &'static str, pins: &Private) -> Result<Xdp, SteerError> {
+    let loaded = load_program(ebpf, name)?;
+    let path = pins.path(name);
+    let failed = |source| SteerError::load(format!("program {name}"), source);
+    loaded.pin(&path).map_err(|source| SteerError::load("program's pin", source))?;
+    let program = Xdp::from_pin(&path, XdpAttachType::Interface).map_err(failed);
+    std::fs::remove_file(&path).map_err(|source| SteerError::device("remove the program's pin", source))?;
+    program
+}
+
+/// Like [`keep_program`], for a classifier.
+fn keep_classifier(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+    pins: &Private,
+) -> Result<SchedClassifier, SteerError> {
+    let loaded = load_classifier(ebpf, name)?;
+    let path = pins.path(name);
+    let failed = |source| SteerError::load(format!("program {name}"), source);
+    loaded.pin(&path).map_err(|source| SteerError::load("classifier's pin", source))?;
+    let classifier = SchedClassifier::from_pin(&path).map_err(failed);
+    std::fs::remove_file(&path)
+        .map_err(|source| SteerError::device("remove the classifier's pin", source))?;
+    classifier
+}
+
+/// Loads one program into the kernel.
+pub(super) fn load_program<'e>(ebpf: &'e mut Ebpf, name: &'static str) -> Result<&'e mut Xdp, SteerError> {
+    let part = || format!("program {name}");
+    let program =
+        ebpf.program_mut(name).ok_or_else(|| SteerError::load(part(), "the object has no such program"))?;
+    let program: &mut Xdp = program.try_into().map_err(|source| SteerError::load(part(), source))?;
+    uninterrupted(|| program.load()).map_err(|source| SteerError::load(part(), source))?;
+    Ok(program)
+}
+
+/// Like [`load_program`], for a classifier.
+pub(super) fn load_classifier<'e>(
+    ebpf: &'e mut Ebpf,
+    name: &'static str,
+) -> Result<&'e mut SchedClassifier, SteerError> {
+    let part = || format!("program {name}");
+    let program =
+        ebpf.program_mut(name).ok_or_else(|| SteerError::load(part(), "the object has no such program"))?;
+    let program: &mut SchedClassifier =
+        program.try_into().map_err(|source| SteerError::load(part(), source))?;
+    uninterrupted(|| program.load()).map_err(|source| SteerError::load(part(), source))?;
+    Ok(program)
+}
+
+/// Loads a program, again if a signal for this thread ended the verification (`EAGAIN` of `bpf_check`,
+/// kernel/bpf/verifier.c).
+fn uninterrupted<E: std::error::Error + 'static>(mut load: impl FnMut() -> Result<(), E>) -> Result<(), E> {
+    for _ in 1..ATTEMPTS {
+        match load() {
+            Err(error) if errno(&error) == Some(libc::EAGAIN) => {}
+            outcome => return outcome,
+        }
+    }
+    load()
+}
+
+/// A private bpffs.
+struct Private(OwnedFd);
+
+impl Private {
+    fn create() -> Result<Self, SteerError> {
+        let mount = || -> io::Result<OwnedFd> {
+            let bpffs = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC)?;
+            fsconfig_create(&bpffs)?;
+            Ok(fsmount(&bpffs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NOEXEC)?)
+        };
+        mount().map(Self).map_err(|source| SteerError::device("make a private bpffs", source))
+    }
+
+    fn path(&self, map: &str) -> PathBuf {
+        format!("/proc/self/fd/{}/{}", self.0.as_raw_fd(), name::pin(map)).into()
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{NUMBERS, OBJECT, SHARED};
+    use super::{ATTEMPTS, NUMBERS, OBJECT, SHARED, STUB_OBJECT, uninterrupted};
     use metadata_common::maps::name;
     use std::collections::BTreeSet;
+    use std::io;
 
     #[test]
     fn every_map_but_constants_and_hub_rings_is_shared() {
-        let objects = [OBJECT, super::stubs::OBJECT]
+        let objects = [OBJECT, STUB_OBJECT]
             .map(|object| aya_obj::Object::parse(object).expect("the embedded object parses"));
         let names = objects.iter().flat_map(|object| object.maps.keys().map(String::as_str));
         let maps: BTreeSet<&str> = names.filter(|map| !map.starts_with(".rodata")).collect();
@@ -379,7 +615,7 @@ mod tests {
 
     #[test]
     fn both_objects_define_the_maps_of_stubs_alike() {
-        let [object, stubs] = [OBJECT, super::stubs::OBJECT]
+        let [object, stubs] = [OBJECT, STUB_OBJECT]
             .map(|object| aya_obj::Object::parse(object).expect("the embedded object parses"));
         let of_stubs = stubs.maps.keys().map(String::as_str).filter(|map| !map.starts_with(".rodata"));
         assert_eq!(of_stubs.collect::<BTreeSet<_>>(), name::OF_STUBS.into());
@@ -406,5 +642,22 @@ mod tests {
     #[test]
     fn every_namespace_has_its_own_number() {
         assert!((0..).zip(NUMBERS).all(|(n, number): (u32, u32)| n == number));
+    }
+
+    #[test]
+    fn only_an_interrupted_load_is_tried_again_and_not_for_ever() {
+        for (errno, interrupted, loads, succeeds) in [
+            (libc::EAGAIN, 0, 1, true),
+            (libc::EAGAIN, 2, 3, true),
+            (libc::EAGAIN, ATTEMPTS, ATTEMPTS, false),
+            (libc::EPERM, 1, 1, false),
+        ] {
+            let mut count = 0;
+            let outcome = uninterrupted(|| {
+                count += 1;
+                if count <= interrupted { Err(io::Error::from_raw_os_error(errno)) } else { Ok(()) }
+            });
+            assert_eq!((count, outcome.is_ok()), (loads, succeeds), "{interrupted} times {errno}");
+        }
     }
 }

@@ -1,7 +1,10 @@
-//! Traces one guest: sets the filter of the eBPF programs and reads the ring of their reports.
+//! What the eBPF programs report: traces of one guest, and their log.
+//!
+//! [`Reports`] owns the filter of traces, the ring of traced frames and the ring of the log. A [`TraceSession`] sets
+//! the filter and reads the ring.
 //!
 //! Only one trace runs at a time, because the filter has one entry. The holder of the [`TraceSession`] owns it.
-//! Dropping the watch clears the filter, however its holder ends. The next start clears a filter that a killed agent
+//! Dropping it clears the filter, however its holder ends. The next start clears a filter that a killed agent
 //! left behind.
 
 use aya::Ebpf;
@@ -10,7 +13,6 @@ use aya_log::EbpfLogger;
 use log::{Level, Log, Metadata, Record};
 use metadata_common::mac::Mac;
 use metadata_common::maps::{EVENT_BYTES, PortKey, name};
-use metadata_common::port::PortName;
 use metadata_common::trace::{PASSING_TOO, Scratch, Trace, TraceEvent};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -21,8 +23,8 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::ordinary::OrdinaryTable;
-use super::{SteerError, Steering, tables};
+use super::maps::OrdinaryTable;
+use super::{SteerError, maps};
 
 /// Size of a CPU's [`Scratch`] in 64-bit words.
 const WORDS: usize = size_of::<Scratch>() / 8;
@@ -41,31 +43,72 @@ pub enum TraceError {
 }
 
 /// The maps of the eBPF programs' reports.
-struct Maps {
+struct TraceMaps {
     filter: Array<MapData, [u32; 5]>,
     ordinary: OrdinaryTable,
     events: RingBuf<MapData>,
     scratch: PerCpuArray<MapData, [u64; WORDS]>,
 }
 
+/// What the eBPF programs report.
+pub struct Reports {
+    logs: Logs,
+    traces: Traces,
+}
+
+impl Reports {
+    /// Takes the maps out of a loaded object.
+    pub(super) fn take(ebpf: &mut Ebpf, ordinary: OrdinaryTable) -> Result<Self, SteerError> {
+        let logs = Logs::take(ebpf)?;
+        ordinary.take(ebpf)?;
+        Ok(Self { logs, traces: Traces::take(ebpf, ordinary)? })
+    }
+
+    /// Starts a task that turns log records of the eBPF programs into tracing events. It ends when this value is
+    /// dropped.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, or in one without a timer.
+    pub fn forward_logs(&mut self) {
+        self.logs.forward();
+    }
+
+    /// The unregistered senders of each port.
+    pub(super) fn senders(&self) -> UnknownSenders {
+        self.logs.senders.clone()
+    }
+
+    /// Begins a trace of a port, a MAC, or a MAC on a port.
+    pub(super) fn trace(
+        &self,
+        port: Option<PortKey>,
+        mac: Option<Mac>,
+        passing: bool,
+    ) -> Result<TraceSession, TraceError> {
+        let maps = Arc::clone(&self.traces.0).try_lock_owned().map_err(|_| TraceError::Busy)?;
+        let flags = if passing { PASSING_TOO } else { 0 };
+        Ok(TraceSession::begin(maps, Trace::of(port, mac.map(|mac| mac.0), flags))?)
+    }
+}
+
 /// The maps, while no trace runs.
-pub(super) struct Traces(Arc<AsyncMutex<Maps>>);
+struct Traces(Arc<AsyncMutex<TraceMaps>>);
 
 impl Traces {
     /// Takes the maps out of a loaded object, and clears the filter.
-    pub(super) fn take(ebpf: &mut Ebpf, ordinary: OrdinaryTable) -> Result<Self, SteerError> {
-        let mut maps = Maps {
-            filter: tables::take(ebpf, name::TRACE)?,
+    fn take(ebpf: &mut Ebpf, ordinary: OrdinaryTable) -> Result<Self, SteerError> {
+        let mut maps = TraceMaps {
+            filter: maps::take(ebpf, name::TRACE)?,
             ordinary,
-            events: tables::take(ebpf, name::EVENTS)?,
-            scratch: tables::take(ebpf, name::TRACED)?,
+            events: maps::take(ebpf, name::EVENTS)?,
+            scratch: maps::take(ebpf, name::TRACED)?,
         };
         maps.set(Trace::default())?;
         Ok(Self(Arc::new(AsyncMutex::new(maps))))
     }
 }
 
-impl Maps {
+impl TraceMaps {
     fn set(&mut self, trace: Trace) -> Result<(), SteerError> {
         match trace.flags & PASSING_TOO {
             0 => self.ordinary.end_trace()?,
@@ -90,12 +133,12 @@ impl Maps {
 
 /// A trace of one guest, until it is dropped.
 pub struct TraceSession {
-    maps: OwnedMutexGuard<Maps>,
+    maps: OwnedMutexGuard<TraceMaps>,
     lost: u64,
 }
 
 impl TraceSession {
-    fn begin(mut maps: OwnedMutexGuard<Maps>, trace: Trace) -> Result<Self, SteerError> {
+    fn begin(mut maps: OwnedMutexGuard<TraceMaps>, trace: Trace) -> Result<Self, SteerError> {
         // Events of an earlier trace.
         for _ in 0..EVENTS_MOST {
             if maps.next().is_none() {
@@ -136,40 +179,10 @@ impl fmt::Debug for TraceSession {
     }
 }
 
-impl Steering {
-    /// Traces a port, a MAC, or a MAC on a port: frames for the service, with `passing` all others too. A trace of a
-    /// port alone does not show answers from user space.
-    ///
-    /// # Errors
-    /// [`TraceError::Busy`] if a trace is running; if the port is not attached or the kernel refuses.
-    pub fn watch(
-        &self,
-        port: Option<&PortName>,
-        mac: Option<Mac>,
-        passing: bool,
-    ) -> Result<TraceSession, TraceError> {
-        let key = match port {
-            Some(port) => {
-                let attached = self.ports.get(port);
-                Some(attached.ok_or_else(|| SteerError::NotAttached { port: port.clone() })?.key)
-            }
-            None => None,
-        };
-        let maps = Arc::clone(&self.traces.0).try_lock_owned().map_err(|_| TraceError::Busy)?;
-        let flags = if passing { PASSING_TOO } else { 0 };
-        Ok(TraceSession::begin(maps, Trace::of(key, mac.map(|mac| mac.0), flags))?)
-    }
-
-    /// Names of attached ports in events.
-    pub fn port_keys(&self) -> impl Iterator<Item = (PortKey, &PortName)> {
-        self.ports.iter().map(|(name, attached)| (attached.key, name))
-    }
-}
-
 // Turns log records of the eBPF programs into tracing events, and keeps which unregistered senders they name.
 
 /// The ring of the eBPF programs' log. All instances share it.
-pub(super) struct Logs {
+struct Logs {
     /// Until the reader starts.
     waiting: Option<EbpfLogger<LogRelay>>,
     /// Once the reader runs.
@@ -178,7 +191,7 @@ pub(super) struct Logs {
 }
 
 impl Logs {
-    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, SteerError> {
+    fn take(ebpf: &mut Ebpf) -> Result<Self, SteerError> {
         let senders = UnknownSenders::default();
         let relay = LogRelay(senders.clone());
         let logger = EbpfLogger::init_with_logger(ebpf, relay)
@@ -187,15 +200,10 @@ impl Logs {
     }
 
     /// Starts the reading task on the current tokio runtime, once.
-    pub(super) fn forward(&mut self) {
+    fn forward(&mut self) {
         if let Some(logger) = self.waiting.take() {
             self.task = Some(tokio::spawn(read(logger)));
         }
-    }
-
-    /// The unregistered senders of each port.
-    pub(super) fn senders(&self) -> &UnknownSenders {
-        &self.senders
     }
 }
 

@@ -1,6 +1,6 @@
-use metadata_common::time::Now;
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! Issues the tokens of one VM: knows its claims, keeps its tokens for reuse, and limits how many it may ask for.
 
 use bytes::Bytes;
-use metadata_common::share::Tenant;
-use metadata_common::time::Now;
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
+use metadata_common::share::Tenant;
+use metadata_common::time::Now;
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::fmt;

@@ -7,9 +7,9 @@
 
 use bytes::Bytes;
 use metadata_common::addresses::Connection;
-use metadata_common::time::Now;
 use metadata_common::cookie::{CookieKey, Flow};
 use metadata_common::maps::{AllSent, MAX_SLOTS, Slot};
+use metadata_common::time::Now;
 use std::fmt;
 use std::io::IoSlice;
 use std::net::{IpAddr, Ipv4Addr};

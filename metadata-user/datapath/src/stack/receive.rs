@@ -4,10 +4,10 @@
 //! retransmits. Requests are only a segment or two long.
 
 use metadata_common::addresses::Connection;
-use metadata_common::time::Now;
 use metadata_common::answer::{SEGMENT_UNSAID_V4, SEGMENT_UNSAID_V6, segment_v4, segment_v6};
 use metadata_common::cookie::{CookieCheck, CookieKey, Flow, SCALE_MAX, TcpOptions, again, check, issue};
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 use metadata_common::wire::{ethernet, ipv4, ipv6, protocol, tcp};
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};

@@ -1,8 +1,8 @@
 //! Schedules turns, and removes connections and ports after them. Drains a stack.
 
-use metadata_common::time::Now;
 use metadata_common::cookie::Flow;
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

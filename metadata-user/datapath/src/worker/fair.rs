@@ -383,9 +383,9 @@ mod tests {
     use crate::link::{FrameSource, LinkReceiver};
     use crate::stack::{LONG_MAX, Long, Transmit};
     use crate::worker::Engine;
-    use metadata_common::time::Now;
     use metadata_common::maps::Slot;
     use metadata_common::stamp::stamp;
+    use metadata_common::time::Now;
     use std::collections::{BTreeMap, BTreeSet, VecDeque};
     use std::io::IoSlice;
     use std::os::fd::{AsFd, BorrowedFd};

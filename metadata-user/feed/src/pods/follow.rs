@@ -17,11 +17,11 @@ use super::inlet_task::{InletRequests, tend};
 use super::launcher::{self, Launcher};
 use super::{Inlets, Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
 use crate::blocking;
+use metadata_links::devices::LinkWatch;
 use metadata_links::devices::{EthernetDevice, LinkList};
 use metadata_links::error::LinkError;
 use metadata_links::inlet;
-use metadata_links::processes::NamespaceReservation;
-use metadata_links::watch::LinkWatch;
+use metadata_links::netns::NamespaceReservation;
 
 /// How long a search may take before a missing launcher counts as a fault.
 pub const AT_FIRST: Duration = Duration::from_secs(10);

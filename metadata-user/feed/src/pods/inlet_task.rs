@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::follow::{RETRY, WatchContext};
 use super::{Inlets, PodUid};
 use metadata_links::inlet;
-use metadata_links::processes::NamespaceReservation;
+use metadata_links::netns::NamespaceReservation;
 
 /// The requested state of a pod's inlet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,7 +11,7 @@
 
 use metadata_common::printable::hex;
 use metadata_links::error::LinkError;
-use metadata_links::processes::NamespaceReservation;
+use metadata_links::netns::NamespaceReservation;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;

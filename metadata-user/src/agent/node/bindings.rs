@@ -162,7 +162,7 @@ impl Bindings {
         if let Err(error) = self.answers.withdraw(slot) {
             warn!(slot, "{error}");
         }
-        match self.workers.forget(steering.worker_of(slot), slot) {
+        match self.workers.forget(steering.hubs().worker_of(slot), slot) {
             Ok(()) if unbound => drop(self.slots.release(who, Instant::now())),
             Ok(()) => self.retire(who),
             Err(error) => {
@@ -179,7 +179,7 @@ impl Bindings {
 
     /// Makes the worker try waiting requests of a slot again.
     pub(super) fn wake(&mut self, steering: &Steering, slot: Slot) {
-        self.workers.wake(steering.worker_of(slot), slot);
+        self.workers.wake(steering.hubs().worker_of(slot), slot);
     }
 
     /// Repeats the wake-ups that found a worker's queue full.
@@ -195,7 +195,7 @@ impl Bindings {
     /// Keeps the slots of identities that the previous agent bound on a port. Unbinds identities that the plan does not
     /// have, and frees their slots.
     pub(super) fn keep_inherited(&mut self, steering: &mut Steering, port: &PortName, plan: &Plan) {
-        for (mac, slot) in steering.bound_on(port) {
+        for (mac, slot) in steering.attachments().bound_on(port) {
             let who = IdentityName { port: port.clone(), mac };
             if plan.knows(&who) {
                 let tenant = plan.holder(&who).map_or(Tenant::Operator, RecordId::tenant);
@@ -217,7 +217,7 @@ impl Bindings {
         if let Err(error) = self.answers.withdraw(slot) {
             warn!(slot, "{error}");
         }
-        match self.workers.forget(steering.worker_of(slot), slot) {
+        match self.workers.forget(steering.hubs().worker_of(slot), slot) {
             Ok(()) => self.slots.give_up(slot, Instant::now()),
             Err(error) => {
                 self.retired += 1;
@@ -256,8 +256,8 @@ impl Bindings {
     /// # Errors
     /// If the kernel refuses to list what is bound.
     pub(super) fn follow_slots(&mut self, steering: &mut Steering) -> Result<(), SteerError> {
-        steering.look_again()?;
-        for (who, slot) in moved(self.all(), |port| steering.bound_on(port)) {
+        steering.reread()?;
+        for (who, slot) in moved(self.all(), |port| steering.attachments().bound_on(port)) {
             debug!(port = %who.port, mac = %who.mac, slot, "the previous agent has given it another slot or none");
             self.bound.remove(&who);
             self.empty(steering, &who, slot, true);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use metadata_common::port::PortName;
 use metadata_common::share::{ShareReport, Tenant};
 use metadata_feed::registry::RecordId;
-use metadata_links::watch::{Changed, DeviceEvent};
+use metadata_links::devices::{Changed, DeviceEvent};
 use metadata_steer::{AnswerPath, DeviceLookup, SteerError, Steering};
 use tracing::{debug, info, warn};
 
@@ -94,7 +94,7 @@ impl NodePorts {
     /// Number of ports attached.
     #[must_use]
     pub(crate) fn count(&self) -> usize {
-        self.steering.port_count()
+        self.steering.attachments().port_count()
     }
 
     /// How tenants share ports and identities.
@@ -118,7 +118,7 @@ impl NodePorts {
             !self.workers().any_ended(),
             "a worker thread has stopped; see the log above, then restart"
         );
-        match self.steering.hub_is_whole() {
+        match self.steering.hubs().are_whole() {
             Ok(whole) => {
                 anyhow::ensure!(whole, "a device of the hub was deleted; restart to create it again")
             }
@@ -160,12 +160,12 @@ impl NodePorts {
     }
 
     fn on_device_changed(&mut self, netns: Option<&str>, device: &DeviceEvent, plan: &Plan) {
-        self.steering.lost(device);
-        if let Err(error) = self.steering.resized(device) {
+        self.steering.attachments_mut().mark_deleted(device);
+        if let Err(error) = self.steering.update_mtu(device) {
             warn!("{error}");
         }
         let named = PortName { ifname: device.name.clone(), netns: netns.map(str::to_owned) };
-        let attached = self.steering.attached_as(device).cloned();
+        let attached = self.steering.attachments().port_of(device).cloned();
         if plan.wants(&named) {
             self.attaching.on_seen(&named);
         }
@@ -176,7 +176,7 @@ impl NodePorts {
     /// Touches ports that could not be settled, and repeats wake-ups that failed.
     pub(crate) fn retry(&mut self) {
         let steering = &self.steering;
-        self.shares.retain(|port| steering.is_attached(port));
+        self.shares.retain(|port| steering.attachments().is_attached(port));
         self.touched.extend(self.troubles.take_unsettled());
         self.bindings.retry_wakes();
     }
@@ -205,7 +205,7 @@ impl NodePorts {
 
     /// Applies the limits of the configuration to all ports.
     pub(super) fn set_limits(&mut self, limits: metadata_steer::PortLimits) {
-        if limits != self.steering.limits()
+        if limits != self.steering.maps().limits()
             && let Err(error) = self.steering.set_limits(limits)
         {
             warn!("not all ports have the new limits: {error}; the next reload tries again");
@@ -223,7 +223,7 @@ impl NodePorts {
             self.troubles.begin(&port);
             self.settle(&port, catalogue);
             self.troubles.end(&port);
-            self.attaching.log_progress(self.touched.len(), self.steering.port_count());
+            self.attaching.log_progress(self.touched.len(), self.steering.attachments().port_count());
         }
         if self.touched.is_empty() {
             self.troubles.log_absent();
@@ -233,7 +233,7 @@ impl NodePorts {
     /// Publishes responses for guests of the previous agent, until all are published or the time is over.
     fn answer_inherited(&mut self, start: Instant, for_at_most: Duration, catalogue: &mut RecordCatalogue) {
         let all = || {
-            let all = self.steering.has_inherited().then(|| catalogue.plan().ports().cloned());
+            let all = self.steering.takeover().has_inherited().then(|| catalogue.plan().ports().cloned());
             all.into_iter().flatten().collect()
         };
         let inherited = self.inherited.get_or_insert_with(all);
@@ -251,11 +251,13 @@ impl NodePorts {
             return self.settle_unwanted(port, catalogue.plan());
         }
         self.bindings.unbind_on(&mut self.steering, port, |who| !catalogue.plan().knows(who));
-        if self.steering.is_attached(port) && matches!(self.steering.find(port), Ok(DeviceLookup::Other)) {
+        if self.steering.attachments().is_attached(port)
+            && matches!(self.steering.attachments().find(port), Ok(DeviceLookup::Other))
+        {
             // The tap was deleted and created again: the new one begins like any other.
             self.detach(port);
         }
-        let is_new = !self.steering.is_attached(port);
+        let is_new = !self.steering.attachments().is_attached(port);
         // Bind before a program is attached or a closed port is opened: the first frame of the guest must find its
         // identity.
         let is_prepared = is_new && self.admit(port, catalogue.plan()) && self.prepare(port);
@@ -277,7 +279,7 @@ impl NodePorts {
         if !self.open(port) {
             return self.bindings.answer_inherited(&mut self.steering, port, catalogue);
         }
-        if self.steering.way_to(port) == AnswerPath::None {
+        if self.steering.attachments().answer_path(port) == AnswerPath::None {
             self.troubles.report(port, UNREACHABLE);
         }
         self.attaching.on_served(port, is_new);
@@ -335,11 +337,11 @@ impl NodePorts {
 
     /// Attaches a port; true if it is attached.
     fn attach(&mut self, port: &PortName, plan: &Plan) -> bool {
-        match self.steering.find(port) {
+        match self.steering.attachments().find(port) {
             Ok(DeviceLookup::Attached) => return true,
             Ok(DeviceLookup::Other) => {
                 // The tap was deleted and created again: another device has the old name.
-                if !self.steering.is_prepared(port) {
+                if !self.steering.attachments().is_prepared(port) {
                     self.detach(port);
                     if !self.admit(port, plan) {
                         return false;
@@ -387,7 +389,7 @@ impl NodePorts {
         self.shares.release(port);
         // Steering detaches renamed devices, so identities may be bound on a port that is not attached.
         self.bindings.unbind_on(&mut self.steering, port, |_| true);
-        if !self.steering.is_attached(port) {
+        if !self.steering.attachments().is_attached(port) {
             return;
         }
         match self.steering.detach(port) {

@@ -122,14 +122,14 @@ impl Reporter {
             schema: SCHEMA.into(),
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
-            pins: steering.pins().map(Path::to_owned),
+            pins: steering.attachments().pins().map(Path::to_owned),
             uptime: self.started.elapsed().as_secs_f64(),
             live: health.deadly().next().is_none(),
             ready: health.hindering().next().is_none(),
             phase: phase(health),
-            side: steering.side(),
+            side: steering.hubs().side(),
             from_snapshot: self.from_snapshot,
-            has_left: steering.has_inherited(),
+            has_left: steering.takeover().has_inherited(),
             troubles: health.hindering().map(|trouble| trouble.to_string()).collect(),
             workers: self.workers(view, health),
             ports: view.ports_report(about),
@@ -228,7 +228,7 @@ impl Reporter {
 
     fn workers(&self, view: NodeView<'_>, health: &Health) -> Vec<WorkerStatus> {
         let beats = health.workers().map(|(_, beat)| beat.age());
-        let hubs = view.ports.steering().hubs().iter().zip(view.ports.workers().stats()).zip(beats);
+        let hubs = view.ports.steering().hubs().all().iter().zip(view.ports.workers().stats()).zip(beats);
         let each = hubs.enumerate().map(|(at, ((hub, stats), age))| {
             let engine = stats.engine;
             WorkerStatus {
@@ -250,7 +250,7 @@ impl Reporter {
     /// Counters that are 0 on a healthy node.
     fn troubling(&self, view: NodeView<'_>) -> BTreeMap<String, u64> {
         let mut counts = BTreeMap::new();
-        match view.ports.steering().counters() {
+        match view.ports.steering().maps().counters() {
             Ok(kernel) => {
                 let of = |wanted: Verdict| {
                     kernel.iter().find(|(verdict, _)| *verdict == wanted).map_or(0, |(_, frames)| frames)
@@ -271,7 +271,8 @@ impl Reporter {
         let errands = view.catalogue.errands();
         let losses = view.ports.steering().losses();
         counts.insert("refused_by_ports".into(), losses.ports);
-        counts.insert("namespace_numbers_retired".into(), view.ports.steering().retired() as u64);
+        counts
+            .insert("namespace_numbers_retired".into(), view.ports.steering().attachments().retired() as u64);
         counts.insert("slots_retired".into(), view.ports.bindings().retired());
         counts.insert("veth_full".into(), losses.hubs.iter().map(|hub| hub.veth_full).sum());
         let mut add = |name: &str, count: u64| *counts.entry(name.to_owned()).or_default() += count;
@@ -310,7 +311,7 @@ fn share(ShareReport { limit, used, most, refusals, top }: ShareReport) -> Share
 
 /// The last comparison of what is attached and pinned with what the kernel has.
 fn attachments(steering: &Steering) -> AttachmentStatus {
-    let found = steering.attachments();
+    let found = steering.attachments().last_check();
     AttachmentStatus {
         checked: found.checked.map(|ago| ago.as_secs_f64()),
         faults: found.faults,

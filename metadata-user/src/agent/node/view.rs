@@ -141,7 +141,7 @@ impl<'a> NodeView<'a> {
 
     /// Ports whose guests use a MAC that no record has there.
     pub(crate) fn mac_mismatches(self) -> Vec<(PortName, UnknownSender)> {
-        let senders = self.ports.steering().unknown_senders();
+        let senders = self.ports.steering().attachments().unknown_senders();
         senders.into_iter().map(|(port, sender)| (port.clone(), sender)).collect()
     }
 

@@ -108,7 +108,7 @@ impl NodePorts {
             return;
         }
         self.bindings.unbind_on(&mut self.steering, port, |_| true);
-        match self.steering.find(port) {
+        match self.steering.attachments().find(port) {
             Ok(DeviceLookup::Attached) if self.guard.closed.contains(port) => {}
             Ok(found @ (DeviceLookup::Attached | DeviceLookup::Other)) => match self.steering.is_tap(port) {
                 Ok(true) if found == DeviceLookup::Attached => {}
@@ -137,7 +137,7 @@ impl NodePorts {
         let netns = port.netns.as_deref();
         let has_its = netns.is_some()
             && !self.guard.closed.contains(port)
-            && !self.steering.is_attached(port)
+            && !self.steering.attachments().is_attached(port)
             && self.guard.closed_in(netns).count() >= CLOSED_MOST;
         let is_first = |troubles: &PortProblems| {
             let mut others = troubles.unsettled().filter(|other| other.netns == port.netns);
@@ -191,7 +191,7 @@ impl NodePorts {
     pub(super) fn rename_closed(&mut self, port: &PortName, other: &PortName) -> bool {
         let renamed = self.guard.closed.remove(other);
         if renamed {
-            self.steering.rename(other, port);
+            self.steering.attachments_mut().rename(other, port);
             self.shares.release(other);
             debug!(%other, %port, "the tap has a record");
         }

@@ -141,8 +141,8 @@ impl NodePorts {
         match self.troubles.reason(port) {
             Some(reason @ (ABSENT | NO_NAMESPACE)) => (PortState::Waiting, Some(reason)),
             Some(reason) => (PortState::Error, Some(reason)),
-            None if self.steering.is_attached(port) => {
-                let by_classifier = self.steering.way_to(port) == AnswerPath::Classifier;
+            None if self.steering.attachments().is_attached(port) => {
+                let by_classifier = self.steering.attachments().answer_path(port) == AnswerPath::Classifier;
                 (PortState::Attached, by_classifier.then_some(BY_CLASSIFIER))
             }
             None => (PortState::Waiting, Some("not settled yet")),
@@ -152,7 +152,7 @@ impl NodePorts {
     /// The program that steers a port.
     #[must_use]
     pub(crate) fn program_of(&self, port: &PortName) -> Option<String> {
-        let by = self.steering.steered_by(port)?;
+        let by = self.steering.attachments().steered_by(port)?;
         Some(if by == SteeringProgram::Xdp { "xdp" } else { "tcx" }.into())
     }
 
@@ -166,7 +166,9 @@ impl NodePorts {
     #[must_use]
     pub(crate) fn state_when(&self, port: &PortName, serves: Option<&SlotContent>) -> GuestState {
         match serves {
-            Some(_) if self.steering.way_to(port) == AnswerPath::None => GuestState::Unreachable,
+            Some(_) if self.steering.attachments().answer_path(port) == AnswerPath::None => {
+                GuestState::Unreachable
+            }
             Some(SlotContent::Responses(_)) => GuestState::Served,
             Some(SlotContent::Awaited) => GuestState::Awaited,
             Some(SlotContent::Gone) => GuestState::Gone,
@@ -178,7 +180,7 @@ impl NodePorts {
     #[must_use]
     pub(crate) fn ask_held(&self, who: &IdentityName) -> Option<oneshot::Receiver<SlotStats>> {
         let (slot, _) = self.bindings.get(who)?;
-        self.workers().ask_held(self.steering.worker_of(slot), slot)
+        self.workers().ask_held(self.steering.hubs().worker_of(slot), slot)
     }
 }
 

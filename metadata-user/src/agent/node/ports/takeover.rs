@@ -16,13 +16,13 @@ impl NodePorts {
     /// The side of this agent's hubs, 0 or 1.
     #[must_use]
     pub(crate) fn side(&self) -> u32 {
-        self.steering.side()
+        self.steering.hubs().side()
     }
 
     /// True while inherited ports remain that have not been attached.
     #[must_use]
     pub(crate) fn has_inherited(&self) -> bool {
-        self.steering.has_inherited()
+        self.steering.takeover().has_inherited()
     }
 
     /// Releases inherited ports and slots that no record names. Call it once all ports were settled. Releases nothing
@@ -49,7 +49,7 @@ impl NodePorts {
         self.bindings.follow_slots(&mut self.steering)?;
         self.steering.take_over_all()?;
         // The limits in the kernel are still those of the previous agent's configuration.
-        self.steering.set_limits(self.steering.limits())?;
+        self.steering.set_limits(self.steering.maps().limits())?;
         self.bindings.reserve_inherited(&self.steering);
         for port in plan.ports() {
             self.bindings.keep_inherited(&mut self.steering, port, plan);
@@ -76,7 +76,7 @@ impl NodePorts {
     /// # Errors
     /// If no file descriptor is available, or a worker cannot be reached. The workers before it drain nevertheless.
     pub(crate) fn drain_and_claim(&self, limit: Duration) -> anyhow::Result<()> {
-        self.workers().drain_and_claim(limit, || self.steering.claims())
+        self.workers().drain_and_claim(limit, || self.steering.maps().claims())
     }
 
     /// Ends the drain and drops all claims: this agent keeps its ports.
@@ -84,7 +84,7 @@ impl NodePorts {
     /// # Errors
     /// If a worker cannot be reached. It continues to drain.
     pub(crate) fn resume(&mut self) -> Result<(), ControlError> {
-        if let Err(error) = self.steering.clear_claims() {
+        if let Err(error) = self.steering.maps_mut().clear_claims() {
             warn!("claims stay until the next handover: {error}");
         }
         self.workers().resume()
@@ -92,7 +92,7 @@ impl NodePorts {
 
     /// Records that the next agent has taken the ports.
     pub(crate) fn on_handed_over(&mut self) {
-        self.steering.handed_over();
+        self.steering.leave_to_pins();
     }
 
     /// Makes the worker try waiting requests of a slot again.

@@ -13,7 +13,7 @@ impl Reporter {
     #[must_use]
     pub(crate) fn metrics(&self, NodeView { catalogue, ports }: NodeView<'_>, health: &Health) -> String {
         let (view, steering) = (NodeView { catalogue, ports }, ports.steering());
-        let kernel = steering.counters().map_err(|error| warn!("kernel counters: {error}")).ok();
+        let kernel = steering.maps().counters().map_err(|error| warn!("kernel counters: {error}")).ok();
         let verdicts: Vec<_> = kernel
             .iter()
             .flat_map(Counters::iter)
@@ -31,7 +31,7 @@ impl Reporter {
                 HubMetrics { number, losses, worker: *worker, counters, gauges }
             })
             .collect();
-        let (xdp, tcx) = steering.ports_by_program();
+        let (xdp, tcx) = steering.attachments().ports_by_program();
         let status = self.status(view, PortFilter::Trouble, health);
         let taps: Vec<_> = status.ports.counts.into_iter().collect();
         let shares = view.shares();
@@ -62,7 +62,7 @@ impl Reporter {
             process: ProcessMetrics::read(),
             errands: catalogue.errands(),
             refused_by_ports: losses.ports,
-            attachments: &steering.attachments(),
+            attachments: &steering.attachments().last_check(),
             slots_retired: ports.bindings().retired(),
             hubs: &hubs,
         };

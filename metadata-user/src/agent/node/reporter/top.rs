@@ -98,7 +98,7 @@ impl Reporter {
 
     /// Drops by reason: the verdicts of the kernel's programs, and the counters of user space.
     fn drops(&self, view: NodeView<'_>) -> Vec<(String, u64)> {
-        let kernel = view.ports.steering().counters();
+        let kernel = view.ports.steering().maps().counters();
         let dropped = |(verdict, count): (Verdict, u64)| {
             (verdict.fate() == Fate::Drop).then(|| (verdict.name().to_owned(), count))
         };

@@ -28,8 +28,9 @@ impl<'a> NodeView<'a> {
     /// The identities that are known by a name. A MAC that no record has is that of the guest on whose port it was
     /// noticed.
     pub(super) fn called(self, name: &str) -> impl Iterator<Item = (&'a IdentityName, Option<&'a RecordId>)> {
-        let senders =
-            name.parse::<Mac>().map_or_else(|_| Vec::new(), |_| self.ports.steering().unknown_senders());
+        let senders = name
+            .parse::<Mac>()
+            .map_or_else(|_| Vec::new(), |_| self.ports.steering().attachments().unknown_senders());
         let is_here = move |port: &PortName| {
             senders
                 .iter()
@@ -41,7 +42,7 @@ impl<'a> NodeView<'a> {
 
     /// The MAC that was noticed on a port although no record has it there, in words.
     pub(super) fn mac_problem(self, port: &PortName) -> Option<String> {
-        let sender = self.ports.steering().unknown_sender_on(port)?;
+        let sender = self.ports.steering().attachments().unknown_sender_on(port)?;
         Some(self.mac_mismatch(port, sender).to_string())
     }
 
@@ -94,7 +95,7 @@ impl<'a> NodeView<'a> {
             reason: self.ports.state_of(&who.port).1.map(str::to_owned),
             problem: self.mac_problem(&who.port).or_else(|| self.refusal(id?)),
             slot,
-            hub: slot.map(|slot| self.ports.steering().hub_of(slot)),
+            hub: slot.map(|slot| self.ports.steering().hubs().hub_of(slot)),
             program: self.ports.program_of(&who.port),
             way: way_of(&who.port),
             held: None,

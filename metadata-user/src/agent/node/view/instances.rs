@@ -90,7 +90,7 @@ impl NodeView<'_> {
             }
             let is_served = state == PortState::Attached && self.ports.guest_state(who) == GuestState::Served;
             are_ready = Some(are_ready.unwrap_or(true) && is_served);
-            if let Some(found) = self.ports.steering().unknown_sender_on(port) {
+            if let Some(found) = self.ports.steering().attachments().unknown_sender_on(port) {
                 mismatch.get_or_insert_with(|| {
                     format!(
                         "port {}: frames from MAC {} are dropped, because the VM's NIC has MAC {mac}; set \

@@ -156,7 +156,7 @@ impl<'a> NodeView<'a> {
             row: self.row(&line, now),
             record: id.map(RecordId::to_string),
             slot,
-            hub: slot.map(|slot| self.ports.steering().hub_of(slot)),
+            hub: slot.map(|slot| self.ports.steering().hubs().hub_of(slot)),
             program: self.ports.program_of(&who.port),
             held: None,
             requests: requests.map(|request| seen_request(request, now)).collect(),

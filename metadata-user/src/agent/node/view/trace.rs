@@ -80,7 +80,7 @@ impl<'a> NodeView<'a> {
 
     fn trace_mac(self, mac: Mac, passing: bool) -> Result<StartedTrace, TraceRefusal> {
         let known: Vec<_> = self.ports.bindings().all().filter(|(who, _)| who.mac == mac).collect();
-        let strange = self.ports.steering().unknown_senders();
+        let strange = self.ports.steering().attachments().unknown_senders();
         let strange = strange.into_iter().filter(|(_, sender)| sender.mac == mac);
         let strange: Vec<_> = strange.map(|(port, _)| port).collect();
         // Trace only the MAC's own port, even if another guest uses the MAC; all ports if its own is unknown.
@@ -103,7 +103,7 @@ impl<'a> NodeView<'a> {
 
     /// The attached ports of this name; without a namespace in the name, those of any namespace.
     fn ports_called(self, name: &str) -> Vec<&'a PortName> {
-        let ports = || self.ports.steering().port_keys().map(|(_, port)| port);
+        let ports = || self.ports.steering().attachments().port_keys().map(|(_, port)| port);
         let called: Vec<_> = ports().filter(|port| port_text(port) == name).collect();
         if called.is_empty() { ports().filter(|port| port.ifname == name).collect() } else { called }
     }
@@ -111,7 +111,7 @@ impl<'a> NodeView<'a> {
     fn trace_vm(self, name: &str, passing: bool) -> Result<StartedTrace, TraceRefusal> {
         let nic = |who: &&IdentityName| format!("{} on {}", who.mac, port_text(&who.port));
         let (status, text) = match &self.identities_of_vm(name)[..] {
-            [who] if self.ports.steering().is_attached(&who.port) => {
+            [who] if self.ports.steering().attachments().is_attached(&who.port) => {
                 let words = format!("{name}, {}", nic(who));
                 return self.watched(Some(&who.port), Some(who.mac), passing, words, None);
             }
@@ -146,14 +146,20 @@ impl<'a> NodeView<'a> {
         who: String,
         unseen: Option<String>,
     ) -> Result<StartedTrace, TraceRefusal> {
-        let watch = self.ports.steering().watch(port, mac, passing).map_err(|error| {
+        let watch = self.ports.steering().trace(port, mac, passing).map_err(|error| {
             let status = match error {
                 TraceError::Busy => StatusCode::CONFLICT,
                 TraceError::Steer(_) => StatusCode::INTERNAL_SERVER_ERROR,
             };
             TraceRefusal { status, text: error.to_string() }
         })?;
-        let ports = self.ports.steering().port_keys().map(|(key, name)| (key, port_text(name))).collect();
+        let ports = self
+            .ports
+            .steering()
+            .attachments()
+            .port_keys()
+            .map(|(key, name)| (key, port_text(name)))
+            .collect();
         let others = self.ports.bindings().all().filter(|(who, _)| {
             port.is_some_and(|port| who.port != *port) && mac.is_some_and(|mac| who.mac == mac)
         });

@@ -6,24 +6,22 @@
 //! during a takeover: until it is complete the ports belong to the other agent, and afterwards this one no longer holds
 //! them.
 
-use aya::programs::{SchedClassifier, Xdp};
-use aya_obj::programs::XdpAttachType;
-use metadata_common::maps::program;
+use metadata_common::port::PortName;
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
-use super::held_link::{HeldLink, LinkFault};
+use super::super::attach::{HeldLink, LinkFault};
+use super::super::hubs::Hubs;
+use super::super::pins::{Pin, PinDirectory, PinLocation, PinnedProgram, RELEASE_GRACE};
+use super::super::{SteerError, object};
 use super::mode::Programs;
-use super::pins::{LinkName, Pin, PinDirectory, PinLocation, PinnedProgram, RELEASE_GRACE};
-use super::ports::AttachedPort;
-use super::{SteerError, Steering, attach, link, mode, object};
-use metadata_common::port::PortName;
+use super::{AttachedPort, Attachments};
 
 /// Time from the begin of one round to the next, at least. A round of all ports that a node may have takes as long,
 /// with a call every two seconds.
 pub const CHECK_EVERY: Duration = Duration::from_secs(30);
-/// Ports checked in one call of [`Steering::check`], which blocks meanwhile: about 3 ms.
+/// Ports checked in one call of [`Steering::check`](crate::Steering::check), which blocks meanwhile: about 3 ms.
 pub const CHECKED_AT_ONCE: usize = 1_024;
 /// Programs kept for another attempt to take them off. The pins of further ones are left to the next agent.
 const MAX_REMAINS: usize = 1_024;
@@ -85,17 +83,6 @@ pub struct AttachmentCheck {
     pub found: BTreeMap<AttachmentFault, u64>,
     /// Numbers of namespaces that are not used again, because it is not proven that programs with them are detached.
     pub retired: usize,
-}
-
-/// A program on a device of a hub.
-pub(super) struct HubLink {
-    pub(super) held: HeldLink,
-    /// The program's name in the object.
-    pub(super) program: &'static str,
-    /// The name of the device, and its index.
-    pub(super) device: (String, u32),
-    /// The name of the pin of a link that outlives the agent.
-    pub(super) pin: Option<LinkName>,
 }
 
 /// The state of the checks.
@@ -213,10 +200,10 @@ impl FaultTally {
     }
 }
 
-impl Steering {
+impl Attachments {
     /// The result of the checks.
     #[must_use]
-    pub fn attachments(&self) -> AttachmentCheck {
+    pub fn last_check(&self) -> AttachmentCheck {
         AttachmentCheck {
             checked: self.checks.completed.map(|completed| completed.elapsed()),
             faults: self.checks.lines(),
@@ -233,37 +220,28 @@ impl Steering {
         self.object.retired()
     }
 
-    /// Makes the next call of [`Steering::check`] begin a round, which also undoes a forced release.
-    pub fn check_soon(&mut self) {
-        if let Some(pins) = self.pins.as_mut().filter(|_| !self.taking_over) {
+    /// Undoes a forced release: the next round pins everything again.
+    pub(crate) fn end_release(&mut self) {
+        if let Some(pins) = self.pins.as_mut() {
             self.checks.restores |= pins.end_release();
         }
+    }
+
+    /// Makes the next call of [`Attachments::check`] begin a round.
+    pub(crate) fn check_soon(&mut self) {
         self.checks.begun = None;
         self.checks.last = None;
     }
 
-    /// Checks everything at once, and pins again what a forced release unpinned. For a takeover: the next agent needs
-    /// every pin, and a forced release was followed by another start, not by the end of the agent.
-    pub fn check_all(&mut self, now: Instant) {
-        self.check_soon();
-        self.check(now);
-        while self.checks.last.is_some() {
-            self.check(now);
-        }
-    }
-
-    /// Checks the next [`CHECKED_AT_ONCE`] ports, and repairs what somebody else has changed. Call it every two
-    /// seconds. Does nothing between two rounds, and during a takeover.
-    pub fn check(&mut self, now: Instant) {
-        if self.taking_over {
-            return;
-        }
+    /// Checks the next [`CHECKED_AT_ONCE`] ports, and repairs what somebody else has changed. A round begins with the
+    /// hubs. Does nothing between two rounds. Returns true while a round is not complete.
+    pub(crate) fn check(&mut self, now: Instant, hubs: &mut Hubs) -> bool {
         if self.checks.last.is_none() {
             let since = self.checks.begun.map(|begun| now.saturating_duration_since(begun));
             if since.is_some_and(|since| since < CHECK_EVERY) {
-                return;
+                return false;
             }
-            self.begin_round(now);
+            self.begin_round(now, hubs);
         }
         let after = self.checks.last.take().map_or(Unbounded, Excluded);
         let names = self.ports.range((after, Unbounded)).map(|(port, _)| port.clone());
@@ -277,15 +255,18 @@ impl Steering {
         } else {
             self.checks.last = names.last().cloned();
         }
+        self.checks.last.is_some()
     }
 
-    fn begin_round(&mut self, now: Instant) {
+    fn begin_round(&mut self, now: Instant, hubs: &mut Hubs) {
         self.checks.begun = Some(now);
         self.checks.former = std::mem::take(&mut self.checks.present);
         self.check_directory(now);
         self.checks.is_restoring = std::mem::take(&mut self.checks.restores);
         self.check_maps();
-        (0..self.links.len()).for_each(|at| self.check_hub(at));
+        let pins = self.pins.as_ref().filter(|pins| !pins.are_released());
+        let (private, checks) = (self.object.private_path("again"), &mut self.checks);
+        hubs.check(pins, &private, |fault, place, repaired| checks.note(fault, place, repaired));
         let remains = std::mem::take(&mut self.checks.remains);
         let remains =
             remains.into_iter().filter_map(HeldLink::detach_and_unpin).filter(|held| !held.is_out_of_reach());
@@ -313,11 +294,8 @@ impl Steering {
 
     /// Makes the directories of the pins again that somebody removed, with the pins of maps and hubs. Those of ports
     /// follow with the checks. After a forced release nothing is made again for a while. Returns false without pins.
-    pub(super) fn mend_pins(&mut self, now: Instant) -> Result<bool, SteerError> {
+    pub(crate) fn mend_pins(&mut self, now: Instant) -> Result<bool, SteerError> {
         let Some(pins) = &mut self.pins else { return Ok(false) };
-        if self.taking_over {
-            return Ok(false);
-        }
         if pins.place()? == PinLocation::Removed {
             self.checks.restores |= pins.note_release(now);
         }
@@ -336,58 +314,6 @@ impl Steering {
             let (place, pinned) = (pins.map(map).to_string(), self.object.pin_map(map, pins));
             self.checks.note(AttachmentFault::Unpinned, &place, pinned.map_err(Into::into));
         }
-    }
-
-    fn check_hub(&mut self, at: usize) {
-        let Some(HubLink { held, device: (device, _), pin, .. }) = self.links.get(at) else { return };
-        let pins = self.pins.as_ref().filter(|pins| !pins.are_released());
-        let pin = pin.and_then(|name| Some(pins?.link(name)));
-        let (found, device) = (held.fault(pin.as_ref()), device.clone());
-        match found {
-            Ok(None) => {}
-            Ok(Some(fault)) => {
-                let repaired = self.repair_hub(at, fault, pin);
-                self.checks.note(fault.into(), &device, repaired);
-            }
-            Err(source) => {
-                let error = SteerError::device(format!("examine the link of {device}"), source);
-                self.checks.note(AttachmentFault::Unknown, &device, Err(error));
-            }
-        }
-    }
-
-    fn repair_hub(&mut self, at: usize, fault: LinkFault, pin: Option<Pin>) -> Result<(), SteerError> {
-        let Some(hub) = self.links.get_mut(at) else { return Ok(()) };
-        if fault == LinkFault::Unpinned {
-            return pin.map_or(Ok(()), |pin| Ok(hub.held.pin_again(pin)?));
-        }
-        // A detached link still has its program, and a replaced one does not: then only a restart makes another.
-        let path = self.object.private_path("again");
-        let failed = |source| SteerError::device("get the hub's program back; restart the agent", source);
-        link::pin_program(hub.held.program(), &path).map_err(failed)?;
-        if fault == LinkFault::Replaced {
-            hub.held.detach().map_err(failed)?;
-        }
-        let (name, (device, ifindex)) = (hub.program, &hub.device);
-        let port = PortName::local(device);
-        let put = || match name {
-            program::HUB_TCX => {
-                let load = |source| SteerError::load(name, source);
-                let mut classifier = SchedClassifier::from_pin(&path).map_err(load)?;
-                mode::attach_tcx(&mut classifier, name, &port)
-            }
-            _ => {
-                let load = |source| SteerError::load(name, source);
-                let mut program = Xdp::from_pin(&path, XdpAttachType::Interface).map_err(load)?;
-                attach::native(&mut program, *ifindex).map_err(|refusal| refusal.about(name, &port, *ifindex))
-            }
-        };
-        let link = self.devices.home.run(put);
-        if let Err(error) = std::fs::remove_file(&path) {
-            tracing::debug!(%error, "a pin on the private bpffs stays");
-        }
-        hub.held = HeldLink::new(link?, pin)?;
-        Ok(())
     }
 
     fn check_port(&mut self, port: &PortName) {
@@ -409,10 +335,11 @@ impl Steering {
             };
             // The link of a device that was deleted looks detached, and an event will say that it was.
             let is_there = |place| place == (cookie, Some(key.ifindex));
-            if fault == LinkFault::Detached && !self.place_of(port).is_ok_and(is_there) {
+            if fault == LinkFault::Detached && !self.home.place_of(port).is_ok_and(is_there) {
                 continue;
             }
-            let repaired = self.visit(port, |steering| steering.repair(port, on, fault, pin));
+            let netns = self.home.netns_of(port);
+            let repaired = netns.and_then(|netns| netns.run(|| self.repair(port, on, fault, pin)));
             self.checks.note(fault.into(), &port.to_string(), repaired);
         }
     }

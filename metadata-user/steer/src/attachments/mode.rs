@@ -11,32 +11,32 @@
 //!
 //! The classifier redirects by interface index within one namespace. A redirect to another namespace needs a device
 //! map, which only XDP can use. From namespaces other than the hub's, the classifier therefore passes frames to the
-//! worker through a ring (`rings`). The ring costs the worker a copy. It carries only the few frames of a quiet
+//! worker through a ring (`hubs`). The ring costs the worker a copy. It carries only the few frames of a quiet
 //! guest: a guest with many requests gets XDP in every namespace.
 
+use aya::programs::Xdp;
 use aya::programs::links::FdLink;
-use aya::programs::tc::TcAttachOptions;
-use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, Xdp};
 use metadata_common::maps::{PortKey, program};
+use metadata_common::port::PortName;
+use metadata_links::netns::{self, Cookie};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
-use super::attach::AttachError;
-use super::failure::ProbeError;
-use super::features::ProbeResult;
-use super::held_link::HeldLink;
-use super::pins::{Pin, PinnedProgram};
-use super::{SteerError, Steering, attach};
-use metadata_common::port::PortName;
-use metadata_links::netns;
+use super::super::SteerError;
+use super::super::attach::{self, AttachError, HeldLink, check_vacant};
+use super::super::error::ProbeError;
+use super::super::features::ProbeResult;
+use super::super::maps::Maps;
+use super::super::pins::{Pin, PinnedProgram};
+use super::Attachments;
 
 /// A guest counts as booted after this long without a busy period.
 pub const QUIET: Duration = Duration::from_secs(30);
 /// Frames per second for the service, averaged since the last check, above which a guest counts as booting. One poll
 /// takes about ten; the shortest boot takes more than thirty.
 pub const BUSY: u64 = 32;
-/// Ports checked in one call of [`Steering::follow_guests`], so that its cost does not grow with the node: about 0.3
-/// ms, 0.6 µs each.
+/// Ports checked in one call of [`Steering::follow_guests`](crate::Steering::follow_guests), so that its cost does not
+/// grow with the node: about 0.3 ms, 0.6 µs each.
 pub const LOOKS_AT_ONCE: usize = 512;
 /// Ports switched in one call, which blocks meanwhile. The first classifier of a port waits for an RCU grace period,
 /// about 15 ms. The port keeps its classifier, so later switches take a fraction of a millisecond.
@@ -68,9 +68,9 @@ pub enum SteeringProgram {
 }
 
 /// The programs on one port. On drop, pinned programs stay and others are detached.
-pub(super) struct Programs {
-    pub(super) xdp: Option<HeldLink>,
-    pub(super) tcx: Option<HeldLink>,
+pub(crate) struct Programs {
+    xdp: Option<HeldLink>,
+    tcx: Option<HeldLink>,
     /// Programs that were to be taken off and may still be attached.
     remains: Vec<HeldLink>,
     watch: Watch,
@@ -86,12 +86,12 @@ struct Watch {
 }
 
 impl Programs {
-    pub(super) fn none() -> Self {
+    pub(crate) fn none() -> Self {
         Self { xdp: None, tcx: None, remains: Vec::new(), watch: Watch::new() }
     }
 
     /// Records a program as attached.
-    pub(super) fn put(&mut self, on: PinnedProgram, held: Option<HeldLink>) {
+    pub(crate) fn put(&mut self, on: PinnedProgram, held: Option<HeldLink>) {
         match on {
             PinnedProgram::Tcx => self.tcx = held,
             PinnedProgram::Xdp | PinnedProgram::Hub => self.xdp = held,
@@ -99,23 +99,23 @@ impl Programs {
     }
 
     /// The kinds of program attached.
-    pub(super) fn on(&self) -> Vec<PinnedProgram> {
+    pub(crate) fn on(&self) -> Vec<PinnedProgram> {
         let xdp = self.xdp.as_ref().map(|_| PinnedProgram::Xdp);
         xdp.into_iter().chain(self.tcx.as_ref().map(|_| PinnedProgram::Tcx)).collect()
     }
 
     /// True if no program is attached.
-    pub(super) fn is_none(&self) -> bool {
+    pub(crate) fn is_none(&self) -> bool {
         self.xdp.is_none() && self.tcx.is_none()
     }
 
     /// Drops the links without removing their pins, so the programs stay attached.
-    pub(super) fn leave_to_pins(&mut self) {
+    pub(crate) fn leave_to_pins(&mut self) {
         [&mut self.xdp, &mut self.tcx].into_iter().flatten().for_each(HeldLink::leave_to_pin);
     }
 
     /// The link of a program, if that is attached.
-    pub(super) fn held(&self, on: PinnedProgram) -> Option<&HeldLink> {
+    pub(crate) fn held(&self, on: PinnedProgram) -> Option<&HeldLink> {
         match on {
             PinnedProgram::Tcx => self.tcx.as_ref(),
             PinnedProgram::Xdp | PinnedProgram::Hub => self.xdp.as_ref(),
@@ -123,7 +123,7 @@ impl Programs {
     }
 
     /// Like [`Programs::held`], to change it.
-    pub(super) fn held_mut(&mut self, on: PinnedProgram) -> Option<&mut HeldLink> {
+    pub(crate) fn held_mut(&mut self, on: PinnedProgram) -> Option<&mut HeldLink> {
         match on {
             PinnedProgram::Tcx => self.tcx.as_mut(),
             PinnedProgram::Xdp | PinnedProgram::Hub => self.xdp.as_mut(),
@@ -137,7 +137,7 @@ impl Programs {
 
     /// Detaches the programs. Returns those that may still be attached.
     #[must_use = "numbers are free only after the detachment is proven"]
-    pub(super) fn detach_all(mut self) -> Vec<HeldLink> {
+    pub(crate) fn detach_all(mut self) -> Vec<HeldLink> {
         for held in [self.xdp.take(), self.tcx.take()] {
             self.detach_one(held);
         }
@@ -145,7 +145,7 @@ impl Programs {
         again.into_iter().filter_map(HeldLink::detach_and_unpin).collect()
     }
 
-    pub(super) fn by(&self) -> SteeringProgram {
+    pub(crate) fn by(&self) -> SteeringProgram {
         if self.xdp.is_some() { SteeringProgram::Xdp } else { SteeringProgram::Tcx }
     }
 }
@@ -172,7 +172,7 @@ impl Watch {
 impl SteeringMode {
     /// The mode on a kernel of which `tcx` says whether it has such classifiers: [`SteeringMode::Auto`] is
     /// [`SteeringMode::Xdp`] on a kernel without them.
-    pub(super) fn on(self, tcx: &ProbeResult) -> Result<Self, SteerError> {
+    pub(crate) fn on(self, tcx: &ProbeResult) -> Result<Self, SteerError> {
         match (self, tcx) {
             (Self::Auto, Ok(false) | Err(_)) => Ok(Self::Xdp),
             (Self::Tcx, Ok(false)) => Err(SteerError::NoTcx { found: "this kernel has none".into() }),
@@ -184,53 +184,13 @@ impl SteeringMode {
     }
 }
 
-/// Attaches the classifier to a device's ingress in the calling thread's namespace, before all other classifiers
-/// there.
-pub(super) fn attach_tcx(
-    program: &mut SchedClassifier,
-    name: &'static str,
-    port: &PortName,
-) -> Result<FdLink, SteerError> {
-    let failed = |source: Box<dyn std::error::Error + Send + Sync>| SteerError::Attach {
-        program: name,
-        device: port.to_string(),
-        source,
-    };
-    let options = TcAttachOptions::TcxOrder(LinkOrder::first());
-    let id = program
-        .attach_with_options(&port.ifname, TcAttachType::Ingress, options)
-        .map_err(|error| failed(error.into()))?;
-    let link = program.take_link(id).map_err(|error| failed(error.into()))?;
-    link.try_into().map_err(|error: aya::programs::links::LinkError| failed(error.into()))
-}
-
-/// Fails if another agent's classifier is on the port: the two would share the guest's frames.
-pub(super) fn check_vacant(port: &PortName) -> Result<(), SteerError> {
-    // A failed query does not block the port: the kernel has no such classifiers, or attaching reports the cause
-    // better.
-    let Ok((_, programs)) = SchedClassifier::query_tcx(&port.ifname, TcAttachType::Ingress) else {
-        return Ok(());
-    };
-    let ours = [program::PORT_TCX, program::PORT_TCX_STUB];
-    let name_of =
-        |info: &aya::programs::ProgramInfo| ours.into_iter().find(|name| info.name_as_str() == Some(name));
-    match programs.iter().find_map(|info| Some((name_of(info)?, info.id()))) {
-        Some((name, id)) => Err(SteerError::Occupied {
-            port: port.clone(),
-            holder: format!("classifier `{name}` (number {id}) of another agent"),
-            remedy: attach::OTHER_AGENT.into(),
-        }),
-        None => Ok(()),
-    }
-}
-
-impl Steering {
+impl Attachments {
     /// Attaches what the mode requires and detaches the rest; called in the port's namespace. Inherited programs are
     /// removed only once their replacement is attached.
-    pub(super) fn attach_programs(
+    pub(crate) fn attach_programs(
         &mut self,
         port: &PortName,
-        cookie: netns::Cookie,
+        cookie: Cookie,
         key: PortKey,
         programs: &mut Programs,
     ) -> Result<(), SteerError> {
@@ -262,7 +222,7 @@ impl Steering {
         &mut self,
         on: PinnedProgram,
         port: &PortName,
-        cookie: netns::Cookie,
+        cookie: Cookie,
         key: PortKey,
     ) -> Result<HeldLink, SteerError> {
         match on {
@@ -271,12 +231,7 @@ impl Steering {
         }
     }
 
-    fn put_xdp(
-        &mut self,
-        port: &PortName,
-        cookie: netns::Cookie,
-        key: PortKey,
-    ) -> Result<HeldLink, SteerError> {
+    fn put_xdp(&mut self, port: &PortName, cookie: Cookie, key: PortKey) -> Result<HeldLink, SteerError> {
         let pin = self.pin_of(PinnedProgram::Xdp, cookie, key);
         let xdp: &mut Xdp = self.object.port(cookie)?;
         let link = attach::native_or_generic(xdp, key.ifindex, port)
@@ -284,28 +239,18 @@ impl Steering {
         self.hold(cookie, link, pin)
     }
 
-    fn put_tcx(
-        &mut self,
-        port: &PortName,
-        cookie: netns::Cookie,
-        key: PortKey,
-    ) -> Result<HeldLink, SteerError> {
-        if !self.takes_classifier(cookie) {
+    fn put_tcx(&mut self, port: &PortName, cookie: Cookie, key: PortKey) -> Result<HeldLink, SteerError> {
+        if !self.home.is_reached_from(cookie) {
             return Err(SteerError::TcxElsewhere { port: port.clone() });
         }
         let pin = self.pin_of(PinnedProgram::Tcx, cookie, key);
-        let link = attach_tcx(self.object.classifier(cookie)?, program::PORT_TCX, port)?;
+        let link = attach::tcx(self.object.classifier(cookie)?, program::PORT_TCX, port)?;
         self.hold(cookie, link, pin)
     }
 
     /// Keeps a new link. If it can neither be kept nor is it proven to be detached, the number of its namespace is
     /// retired.
-    fn hold(
-        &mut self,
-        cookie: netns::Cookie,
-        link: FdLink,
-        pin: Option<Pin>,
-    ) -> Result<HeldLink, SteerError> {
+    fn hold(&mut self, cookie: Cookie, link: FdLink, pin: Option<Pin>) -> Result<HeldLink, SteerError> {
         HeldLink::new(link, pin).inspect_err(|error| {
             if matches!(error, SteerError::StillAttached { .. }) {
                 self.object.retire(cookie);
@@ -313,31 +258,13 @@ impl Steering {
         })
     }
 
-    /// Which program steers a port now; `None` if the port is not attached.
-    #[must_use]
-    pub fn steered_by(&self, port: &PortName) -> Option<SteeringProgram> {
-        self.ports.get(port).map(|attached| attached.programs.by())
-    }
-
-    /// True for namespaces from which a classifier reaches the hub.
-    fn takes_classifier(&self, cookie: netns::Cookie) -> bool {
-        cookie == self.home || self.has_rings
-    }
-
-    /// Switches a port to XDP or to the classifier alone, without losing a frame or letting one through.
-    /// [`Steering::follow_guests`] may switch it again.
+    /// Switches a port to XDP or to the classifier alone, without losing a frame or letting one through; called in its
+    /// namespace.
     ///
     /// # Errors
     /// If the port is not attached, its tap or namespace is gone, or the kernel refuses. The port is then steered as
     /// before.
-    pub fn switch(&mut self, port: &PortName, to: SteeringProgram) -> Result<(), SteerError> {
-        self.visit(port, |steering| steering.switch_inside(port, to))
-    }
-
-    fn switch_inside(&mut self, port: &PortName, to: SteeringProgram) -> Result<(), SteerError> {
-        if self.taking_over {
-            return Err(SteerError::TakingOver { port: port.clone() });
-        }
+    pub(crate) fn switch_inside(&mut self, port: &PortName, to: SteeringProgram) -> Result<(), SteerError> {
         let Some(attached) = self.ports.get(port) else {
             return Err(SteerError::NotAttached { port: port.clone() });
         };
@@ -375,18 +302,15 @@ impl Steering {
     }
 
     /// Checks the next [`LOOKS_AT_ONCE`] ports and switches those whose guests have booted or boot again, at most
-    /// [`SWITCHES_AT_ONCE`]. Call it every second or two. It does nothing unless the mode is [`SteeringMode::Auto`] and
-    /// the kernel has tcx classifiers. A failed switch is logged once and retried.
-    pub fn follow_guests(&mut self, now: Instant) {
-        if self.mode != SteeringMode::Auto || self.taking_over {
+    /// [`SWITCHES_AT_ONCE`]. It does nothing unless the mode is [`SteeringMode::Auto`].
+    pub(crate) fn follow_guests(&mut self, now: Instant, maps: &Maps) {
+        if self.mode != SteeringMode::Auto {
             return;
         }
-        let due = self.due(now);
-        if due.is_empty() {
-            return;
-        }
-        for (port, to) in due {
-            let Err(error) = self.switch(&port, to) else { continue };
+        for (port, to) in self.due(now, maps) {
+            let netns = self.home.netns_of(&port);
+            let switched = netns.and_then(|netns| netns.run(|| self.switch_inside(&port, to)));
+            let Err(error) = switched else { continue };
             if let Some(attached) = self.ports.get_mut(&port)
                 && !std::mem::replace(&mut attached.programs.watch.is_logged, true)
             {
@@ -396,18 +320,17 @@ impl Steering {
     }
 
     /// The ports to switch, among those due for a check.
-    fn due(&mut self, now: Instant) -> Vec<(PortName, SteeringProgram)> {
+    fn due(&mut self, now: Instant, maps: &Maps) -> Vec<(PortName, SteeringProgram)> {
         let after = self.last_examined.take().map_or(Unbounded, Excluded);
-        let (home, has_rings) = (self.home, self.has_rings);
         let mut due = Vec::new();
         for (looks, (name, attached)) in self.ports.range_mut((after, Unbounded)).enumerate() {
             if looks == LOOKS_AT_ONCE || due.len() == SWITCHES_AT_ONCE {
                 break;
             }
             self.last_examined = Some(name.clone());
-            let stays = attached.cookie != home && !has_rings;
+            let stays = !self.home.is_reached_from(attached.cookie);
             let by = attached.programs.by();
-            let Some(steered) = (!stays).then(|| self.tables.steered(attached.key)).flatten() else {
+            let Some(steered) = (!stays).then(|| maps.steered(attached.key)).flatten() else {
                 continue;
             };
             let to = attached.programs.watch.look(by, steered, now);
@@ -425,7 +348,7 @@ impl Steering {
 #[cfg(test)]
 mod tests {
     use super::{BUSY, QUIET, SteerError, SteeringMode, SteeringProgram, Watch};
-    use crate::failure::ProbeError;
+    use crate::error::ProbeError;
     use std::time::{Duration, Instant};
 
     const SECOND: Duration = Duration::from_secs(1);

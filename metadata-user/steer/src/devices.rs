@@ -1,45 +1,177 @@
-//! Frames by verdict.
+//! Devices by the names of ports: in which namespace they are, what they are, and what they lost.
+//!
+//! [`Home`] is the agent's own namespace, from which every other one is entered by its name. Statistics are read by
+//! interface index: rejected frames (rtnetlink), and whether a device accepts redirected frames (the generic netlink
+//! family `netdev`, which newer kernels have). No eBPF program sees either, so the kernel's devices are polled every few
+//! seconds. All functions but those of [`Home`] act on the calling thread's namespace.
 
 use metadata_common::port::PortName;
-use metadata_common::verdict::Verdict;
-use metadata_links::exchange::NetlinkSocket;
-use metadata_links::netns;
-use metadata_links::netns::Cookie;
-use metadata_links::watch::attribute;
+use metadata_links::devices::attribute;
+use metadata_links::error::LinkError;
+use metadata_links::netlink;
+use metadata_links::netlink::NetlinkSocket;
+use metadata_links::netns::{self, Cookie, Netns};
+use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkLayerType, LinkMessage};
 use rtnetlink::sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
 use std::io;
-use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
-use super::{SteerError, Steering};
+use super::SteerError;
 
-/// Frames by verdict since steering started, summed over CPUs. Each count wraps at 2⁶⁴.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Counters {
-    frames: Vec<u64>,
+/// The agent's own namespace, which contains the hubs, and which other namespaces classifiers reach from it.
+#[derive(Clone)]
+pub(super) struct Home {
+    netns: Arc<Netns>,
+    cookie: Cookie,
+    /// Every hub has the classifiers that send what XDP cannot redirect.
+    has_classifiers: bool,
+    /// Every hub has a ring, so a classifier can steer ports of other namespaces.
+    has_rings: bool,
 }
 
-impl Counters {
-    /// Takes the counts of [`Verdict::ALL`], in that order.
-    pub(super) fn new(frames: Vec<u64>) -> Self {
-        Self { frames }
+impl Home {
+    pub(super) fn new(netns: Arc<Netns>, cookie: Cookie, has_classifiers: bool, has_rings: bool) -> Self {
+        Self { netns, cookie, has_classifiers, has_rings }
     }
 
-    /// The number of frames with this verdict.
-    #[must_use]
-    pub fn get(&self, verdict: Verdict) -> u64 {
-        usize::try_from(verdict.index()).ok().and_then(|index| self.frames.get(index)).copied().unwrap_or(0)
+    pub(super) fn netns(&self) -> Arc<Netns> {
+        Arc::clone(&self.netns)
     }
 
-    /// Every verdict with its number of frames.
-    pub fn iter(&self) -> impl Iterator<Item = (Verdict, u64)> {
-        Verdict::ALL.iter().copied().zip(self.frames.iter().copied())
+    pub(super) fn cookie(&self) -> Cookie {
+        self.cookie
+    }
+
+    /// True for namespaces from which a port's classifier reaches its hub.
+    pub(super) fn is_reached_from(&self, cookie: Cookie) -> bool {
+        cookie == self.cookie || self.has_rings
+    }
+
+    /// True for a namespace to whose devices the hubs' classifiers deliver answers.
+    pub(super) fn delivers_to(&self, cookie: Cookie) -> bool {
+        self.has_classifiers && cookie == self.cookie
+    }
+
+    /// The namespace that a port's name refers to now.
+    pub(super) fn netns_of(&self, port: &PortName) -> Result<Arc<Netns>, SteerError> {
+        self.named(port.netns.as_deref())
+    }
+
+    /// A namespace, named as in [`PortName`]; `None` is this one.
+    fn named(&self, netns: Option<&str>) -> Result<Arc<Netns>, SteerError> {
+        match netns {
+            None => Ok(self.netns()),
+            Some(name) => Ok(Netns::open(name).map(Arc::new)?),
+        }
+    }
+
+    /// The namespace and interface index that a port's name refers to now.
+    pub(super) fn place_of(&self, port: &PortName) -> Result<(Cookie, Option<u32>), SteerError> {
+        self.netns_of(port)?.run(|| place(port))
+    }
+
+    /// The place of a port's device, if it exists.
+    pub(super) fn look(&self, port: &PortName) -> Result<Option<PortLocation>, SteerError> {
+        let place = |(cookie, ifindex): (Option<Cookie>, u32)| (cookie.unwrap_or(self.cookie), ifindex);
+        Ok(self.netns.run(|| look(port))?.map(place))
+    }
+
+    /// Names of the taps in a namespace, named as in [`PortName`].
+    pub(super) fn taps(&self, netns: Option<&str>) -> Result<Vec<String>, SteerError> {
+        self.named(netns)?.run(|| {
+            let links = netlink::list()?;
+            Ok(links.iter().filter(|link| is_tap(link)).filter_map(name_of).collect())
+        })
+    }
+
+    /// True if the name refers to a tap.
+    pub(super) fn is_tap(&self, port: &PortName) -> Result<bool, SteerError> {
+        self.netns_of(port)?.run(|| match netns::index_of(&port.ifname)? {
+            Some(ifindex) => Ok(is_tap(&netlink::link_of(&port.ifname, ifindex)?)),
+            None => Ok(false),
+        })
     }
 }
 
-// Statistics of devices by interface index: rejected frames (rtnetlink), and whether a device accepts redirected
-// frames (the generic netlink family `netdev`, which newer kernels have). All calls act on the calling thread's
-// namespace.
+/// Namespace and interface index of a port.
+pub(super) type PortLocation = (Cookie, u32);
+
+/// The device that a port's name refers to now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceLookup {
+    /// No device of this name.
+    Nothing,
+    /// The port's namespace does not exist.
+    NoNamespace,
+    /// The device attached under this name.
+    Attached,
+    /// A device that is not attached under this name.
+    Other,
+}
+
+/// The calling thread's namespace, and the index in it of a port's device if the device exists.
+pub(super) fn place(port: &PortName) -> Result<(Cookie, Option<u32>), SteerError> {
+    Ok((netns::cookie()?, netns::index_of(&port.ifname)?))
+}
+
+/// The interface index of a port's device, or `None` if the device or its namespace does not exist. A port without a
+/// namespace is looked up in the calling thread's.
+///
+/// # Errors
+/// If the namespace cannot be opened or entered.
+pub fn exists(port: &PortName) -> Result<Option<u32>, SteerError> {
+    Ok(look(port)?.map(|(_, ifindex)| ifindex))
+}
+
+/// The index of the device that a port's name refers to, and its namespace if the port names one.
+fn look(port: &PortName) -> Result<Option<(Option<Cookie>, u32)>, SteerError> {
+    Ok(match search(port)? {
+        SearchResult::Device(cookie, ifindex) => Some((cookie, ifindex)),
+        SearchResult::NoDevice | SearchResult::NoNamespace => None,
+    })
+}
+
+/// What a port's name refers to.
+pub(super) enum SearchResult {
+    /// A device, and its namespace if the port names one.
+    Device(Option<Cookie>, u32),
+    NoDevice,
+    NoNamespace,
+}
+
+pub(super) fn search(port: &PortName) -> Result<SearchResult, SteerError> {
+    let device = |cookie, ifindex: Option<u32>| {
+        ifindex.map_or(SearchResult::NoDevice, |ifindex| SearchResult::Device(cookie, ifindex))
+    };
+    let Some(name) = &port.netns else { return Ok(device(None, netns::index_of(&port.ifname)?)) };
+    match Netns::open(name) {
+        Ok(netns) => {
+            let (cookie, ifindex) = netns.run(|| place(port))?;
+            Ok(device(Some(cookie), ifindex))
+        }
+        Err(LinkError::Namespace { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Ok(SearchResult::NoNamespace)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// True for a tap, which carries Ethernet frames; a tun is of the same kind but carries bare IP packets.
+fn is_tap(link: &LinkMessage) -> bool {
+    let kinds = link.attributes.iter().filter_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(infos) => Some(infos),
+        _ => None,
+    });
+    let is_tun = kinds.flatten().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Tun)));
+    is_tun && link.header.link_layer_type == LinkLayerType::Ether
+}
+
+fn name_of(link: &LinkMessage) -> Option<String> {
+    link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::IfName(name) => Some(name.clone()),
+        _ => None,
+    })
+}
 
 /// `struct if_stats_msg`: family, padding, interface index, mask of requested statistics (linux/if_link.h, Linux
 /// 4.7).
@@ -151,9 +283,6 @@ fn general(command: u8, kind: u16, value: &[u8]) -> Vec<u8> {
     body
 }
 
-// Polls the kernel's devices every few seconds for two facts that no eBPF program sees: lost frames, and devices
-// that accept no redirected answers.
-
 /// Namespaces polled at once in addition to the agent's own. With a poll every second or two, a round of 1,000 pods
 /// takes two minutes.
 pub const NAMESPACES_AT_ONCE: usize = 16;
@@ -172,7 +301,7 @@ pub struct HubLosses {
 /// Lost frames, as of the last poll.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// By hub, in the order of [`Steering::hubs`].
+    /// By hub, in the order of [`Hubs::all`](super::Hubs::all).
     pub hubs: Vec<HubLosses>,
     /// Frames that ports' devices rejected since the first poll, whoever sent them: the guest's ring was full, or its
     /// device was down.
@@ -185,7 +314,7 @@ pub(super) struct DevicePoll {
     /// Total of rejected frames at that poll.
     refused: Option<u64>,
     /// Whether it accepts redirected frames; `None` if the kernel does not report it.
-    pub(super) takes: Option<bool>,
+    takes: Option<bool>,
 }
 
 impl DevicePoll {
@@ -194,118 +323,40 @@ impl DevicePoll {
         Self { refused: None, takes: takes_redirected(ifindex) }
     }
 
+    /// Whether the device accepts redirected frames; `None` if the kernel does not report it.
+    pub(super) fn takes(&self) -> Option<bool> {
+        self.takes
+    }
+
+    /// Records whether the device accepts redirected frames; true if that changed.
+    pub(super) fn note_takes(&mut self, takes: bool) -> bool {
+        self.takes.replace(takes) != Some(takes)
+    }
+
     /// Records the total of rejected frames; returns the increase since the last poll.
-    fn note(&mut self, refused: u64) -> u64 {
+    pub(super) fn note(&mut self, refused: u64) -> u64 {
         let last = self.refused.replace(refused);
         last.map_or(0, |last| refused.saturating_sub(last))
     }
 }
 
-impl Steering {
-    /// Polls the devices of the agent's own namespace and of the next [`NAMESPACES_AT_ONCE`] others with ports.
-    /// Returns the ports whose devices began or ceased to accept redirected frames. Call it every second or two;
-    /// losses of a port before its first poll are not counted.
-    pub fn inspect_devices(&mut self) -> Vec<PortName> {
-        let mut changed = Vec::new();
-        let home = Arc::clone(&self.devices.home);
-        match home.run(look) {
-            Ok(found) => self.take_in(&found, &mut changed),
-            Err(error) => tracing::debug!("cannot poll devices: {error}"),
-        }
-        for port in self.next_elsewhere() {
-            match self.netns_of(&port).and_then(|netns| netns.run(look)) {
-                Ok(found) => self.take_in(&found, &mut changed),
-                Err(error) => tracing::debug!(%port, "cannot poll devices: {error}"),
-            }
-        }
-        changed
-    }
-
-    /// Lost frames, as of the last poll.
-    #[must_use]
-    pub fn losses(&self) -> &Losses {
-        &self.losses
-    }
-
-    /// One port of each of the next namespaces.
-    fn next_elsewhere(&mut self) -> Vec<PortName> {
-        let after = self.last_polled.take().map_or(Unbounded, Excluded);
-        let mut next: Vec<PortName> = Vec::new();
-        for name in self.ports.range((after, Unbounded)).map(|(name, _)| name) {
-            if name.netns.is_none() || next.iter().any(|other| other.netns == name.netns) {
-                continue;
-            }
-            next.push(name.clone());
-            if next.len() == NAMESPACES_AT_ONCE {
-                self.last_polled = Some(name.clone());
-                break;
-            }
-        }
-        next
-    }
-
-    fn take_in(&mut self, found: &NamespacePoll, changed: &mut Vec<PortName>) {
-        let NamespacePoll { cookie, dropped, takers } = found;
-        for (ifindex, counts) in dropped {
-            self.note(*cookie, *ifindex, *counts);
-        }
-        for (ifindex, takes) in takers {
-            let Some(port) = self.places.get(&(*cookie, *ifindex)) else { continue };
-            let Some(attached) = self.ports.get_mut(port).filter(|attached| !attached.gone) else { continue };
-            if attached.looks.takes.replace(*takes) != Some(*takes) {
-                changed.push(port.clone());
-            }
-        }
-        for port in changed.iter() {
-            if let Err(error) = self.enter_home(port) {
-                tracing::warn!(%port, "answers keep their former path: {error}");
-            }
-        }
-    }
-
-    fn note(&mut self, cookie: Cookie, ifindex: u32, counts: DroppedFrames) {
-        let port = self.places.get(&(cookie, ifindex)).and_then(|port| self.ports.get_mut(port));
-        if let Some(attached) = port.filter(|attached| !attached.gone) {
-            self.losses.ports += attached.looks.note(counts.tx);
-        } else if cookie == self.home {
-            let hubs = self.devices.devices.iter().zip(&mut self.losses.hubs);
-            for (devices, losses) in hubs {
-                if devices.outer.ifindex == ifindex {
-                    losses.veth_full = counts.tx;
-                } else if devices.tap.ifindex == ifindex {
-                    losses.tap_dropped = counts.rx;
-                }
-            }
-        }
-    }
-}
-
 /// State of a namespace's devices at one moment.
-struct NamespacePoll {
-    cookie: Cookie,
-    dropped: Vec<(u32, DroppedFrames)>,
-    takers: Vec<(u32, bool)>,
+pub(super) struct NamespacePoll {
+    pub(super) cookie: Cookie,
+    pub(super) dropped: Vec<(u32, DroppedFrames)>,
+    pub(super) takers: Vec<(u32, bool)>,
 }
 
-fn look() -> Result<NamespacePoll, SteerError> {
-    Ok(NamespacePoll { cookie: netns::cookie()?, dropped: dropped()?, takers: all_takers() })
+impl NamespacePoll {
+    /// Polls the calling thread's namespace.
+    pub(super) fn take() -> Result<Self, SteerError> {
+        Ok(Self { cookie: netns::cookie()?, dropped: dropped()?, takers: all_takers() })
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use metadata_common::verdict::Verdict;
-
-    use super::{Counters, DevicePoll, DroppedFrames, dropped, features, general, statistics};
-
-    #[test]
-    fn each_verdict_has_its_own_count() {
-        let counters = Counters::new((0..u64::from(Verdict::COUNT)).map(|n| n * 10).collect());
-        for (verdict, frames) in counters.iter() {
-            assert_eq!(frames, u64::from(verdict.index()) * 10, "{verdict:?}");
-            assert_eq!(counters.get(verdict), frames, "{verdict:?}");
-        }
-        assert_eq!(counters.iter().count(), Verdict::ALL.len());
-    }
+    use super::{DevicePoll, DroppedFrames, dropped, features, general, statistics};
 
     fn counters(ifindex: u32, rx: u64, tx: u64) -> Vec<u8> {
         let mut body = vec![0; 12];

@@ -1,0 +1,707 @@
+//! The hubs: their devices, the programs on them, and the rings and taps of their workers.
+//!
+//! A hub has a veth pair for inbound frames, a tap for outbound frames, and a tap for long outbound frames. [`Hubs`]
+//! owns all of them, with the links of their programs and the agent's own namespace ([`Home`]), which contains them.
+//! It knows which hub serves a slot, and no port.
+//!
+//! Its invariant: a hub is entered for steering only once `socket` is on its inner end, and leaves the maps only after
+//! its programs are detached; its devices are removed last.
+//!
+//! ```text
+//!  ports ══ XDP redirect ══▶ PREFIX-out │ PREFIX-in ── XDP `socket` ──▶ AF_XDP
+//!  ports ◀══ XDP redirect ══ `hub` XDP ── PREFIX-tap ◀── write() of one frame
+//!  ports ◀── tcx `hub_tcx` ────────────── PREFIX-gso ◀── write() of one frame of many segments
+//!  classifiers of other namespaces ── `ring` ── RING ──────────────────────────▶ worker
+//! ```
+//!
+//! # Answers that XDP cannot redirect
+//!
+//! They are those to devices that accept no redirected frames, such as a veth whose peer has neither XDP nor GRO, long
+//! ones, which are cut into segments behind the hub, and in the mode `tcx` all others.
+//!
+//! In the agent's own namespace such answers are sent through the network stack: the classifier `hub_tcx` sends them to
+//! the device like frames of the host itself. On the hub tap `hub` passes it what is for devices that accept no
+//! redirected frames, and in the mode `tcx` everything. A tap of several queues then gets answers by the queue on which
+//! its guest sent the connection's last frame (`tun_flow_update` in drivers/net/tun.c), as it gets the host's own
+//! frames. XDP chooses the queue by the CPU, also one that the guest does not read.
+//!
+//! The tap for long answers has no XDP program, because the kernel would copy each frame into one piece for it and
+//! refuse to redirect a frame above the MTU. Each frame costs a socket buffer. This needs tcx (`features`), and
+//! `bpf_redirect` reaches no device of another namespace. Attaching the classifier waits for an RCU grace period, about
+//! 15 ms for each tap, when the agent starts.
+//!
+//! # Rings
+//!
+//! They bring frames of quiet guests in other namespaces to a hub's worker: a classifier cannot redirect a frame out of
+//! its namespace. `port_tcx` behind the stubs (`object`) therefore calls `ring`, of which each hub has an instance with
+//! its own BPF ring buffer. The worker reads frames from the ring as it does from the AF_XDP sockets. Answers leave
+//! through the hub tap.
+//!
+//! The buffer belongs to the agent. If the agent is killed, guests' frames fill the buffer; further frames are
+//! dropped and counted, so ports stay closed. The next agent replaces the buffer.
+
+use aya::Ebpf;
+use aya::maps::{MapData, RingBuf};
+use aya::programs::links::FdLink;
+use aya::programs::{SchedClassifier, Xdp};
+use aya_obj::programs::XdpAttachType;
+use metadata_common::maps::{MAX_HUBS, MAX_STEERED, RING_HEADER, Slot, name, program};
+use metadata_common::port::PortName;
+use metadata_common::wire::ethernet;
+use metadata_datapath::afxdp::SocketStats;
+use metadata_datapath::link::FrameSource;
+use metadata_links::error::LinkError;
+use metadata_links::ioctl::{self, Preamble};
+use metadata_links::netlink;
+use metadata_links::netns::{self, Netns};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::attach::{self, HeldLink, LinkFault};
+use super::attachments::AttachmentFault;
+use super::config::{PreviousAgent, SteerConfig};
+use super::devices::{DroppedFrames, Home, HubLosses};
+use super::link;
+use super::maps::{self, Maps};
+use super::object::{Object, load_classifier, load_program};
+use super::pins::{LinkName, Pin, PinDirectory, PinnedProgram};
+use super::{HUB_PREFIX_MAX, HUB_QUEUES, HUBS_OF_A_SIDE, SteerError};
+
+/// MTU of the hub's devices, in bytes. A redirect drops frames above the target's MTU, so this exceeds the MTU of
+/// any guest. A veth runs XDP natively up to a page less headroom and tailroom, 3,506 bytes on x86.
+pub const HUB_MTU: u32 = MAX_STEERED - ethernet::HEADER as u32;
+
+/// Receive queues of each hub: one for each CPU this process may use, up to [`HUB_QUEUES`].
+#[must_use]
+pub fn hub_queues() -> u32 {
+    let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
+    cpus.clamp(1, HUB_QUEUES)
+}
+
+/// The inner end of a hub's veth pair, where the AF_XDP sockets are bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hub {
+    /// The number of the hub, from 0.
+    pub number: u32,
+    /// Interface index of the inner end, in the namespace in which steering was started.
+    pub inner_ifindex: u32,
+    /// Name of the inner end.
+    pub inner_name: String,
+    /// Number of receive queues, each with its own veth ring and socket. The kernel picks the queue by the sender's
+    /// CPU number modulo this number.
+    pub queues: u32,
+}
+
+/// The devices of one hub. [`HubDevices::remove`] deletes them; a tap also goes when its descriptor is closed.
+#[derive(Debug)]
+struct HubDevices {
+    outer: HubDevice,
+    inner: HubDevice,
+    tap: HubDevice,
+    /// Absent if the kernel has no classifiers of the kind that this tap needs.
+    long_tap: Option<HubDevice>,
+}
+
+/// The descriptors of a hub's taps.
+#[derive(Debug)]
+struct HubTaps {
+    tap: Option<OwnedFd>,
+    long_tap: Option<OwnedFd>,
+}
+
+#[derive(Clone, Debug)]
+struct HubDevice {
+    name: String,
+    ifindex: u32,
+}
+
+impl HubDevice {
+    fn find(name: String) -> Result<Self, SteerError> {
+        match netns::index_of(&name)? {
+            Some(ifindex) => Ok(Self { name, ifindex }),
+            None => {
+                let gone = std::io::Error::from_raw_os_error(libc::ENODEV);
+                Err(SteerError::device(format!("find {name}, which was just made"), gone))
+            }
+        }
+    }
+
+    /// Deletes the device. It logs an error, because its callers clean up and cannot act on one.
+    fn remove(&self) {
+        if let Err(error) = netlink::delete(&self.name, self.ifindex) {
+            tracing::warn!(%error, "cannot remove a hub device; the next start removes it");
+        }
+    }
+}
+
+impl HubDevices {
+    /// Makes the devices of hub `number` in the calling thread's namespace. All are up but carry no frames yet.
+    ///
+    /// Replaces a veth pair that a killed agent left behind. On an error nothing remains.
+    fn create(prefix: &str, number: u32, queues: u32, has_tcx: bool) -> Result<(Self, HubTaps), SteerError> {
+        check_prefix(prefix)?;
+        let [outer, inner, tap, long] = names(prefix, number);
+        // Make the tap first: a running agent holds it, and then its devices must not be touched.
+        let fd = ioctl::create_tap(&tap, Preamble::None)?;
+        let tap = HubDevice::find(tap)?;
+        // Delete it explicitly: closing the descriptor waits for any child process that is just being started.
+        let (outer, inner) = Self::create_veth(outer, inner, queues).inspect_err(|_| tap.remove())?;
+        let mut devices = Self { outer, inner, tap, long_tap: None };
+        let long = if has_tcx {
+            Some(devices.create_long_tap(long).inspect_err(|_| devices.remove())?)
+        } else {
+            None
+        };
+        devices.bring_up().inspect_err(|_| devices.remove())?;
+        Ok((devices, HubTaps { tap: Some(fd), long_tap: long }))
+    }
+
+    /// Makes the tap for long frames.
+    fn create_long_tap(&mut self, name: String) -> Result<OwnedFd, SteerError> {
+        let fd = ioctl::create_tap(&name, Preamble::VirtioNet)?;
+        self.long_tap = Some(HubDevice::find(name)?);
+        Ok(fd)
+    }
+
+    /// Returns each device.
+    fn each(&self) -> impl Iterator<Item = &HubDevice> {
+        [&self.outer, &self.inner, &self.tap].into_iter().chain(&self.long_tap)
+    }
+
+    fn create_veth(outer: String, inner: String, queues: u32) -> Result<(HubDevice, HubDevice), SteerError> {
+        for end in [&outer, &inner] {
+            remove_left_over(end)?;
+        }
+        netlink::create_veth(&outer, &inner, queues)?;
+        let outer = HubDevice::find(outer)?;
+        let inner = HubDevice::find(inner).inspect_err(|_| outer.remove())?;
+        Ok((outer, inner))
+    }
+
+    fn bring_up(&self) -> Result<(), SteerError> {
+        for HubDevice { name, ifindex } in self.each() {
+            netlink::quiet_and_up(name, *ifindex, HUB_MTU)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the devices. Call it in the namespace in which they were made.
+    fn remove(&self) {
+        // Deleting one end deletes the other.
+        for device in [&self.outer, &self.tap].into_iter().chain(&self.long_tap) {
+            device.remove();
+        }
+    }
+}
+
+/// The hubs' devices and their taps, removed on drop, and their namespace: the agent's own.
+pub(super) struct HubGuard {
+    devices: Vec<HubDevices>,
+    taps: Vec<HubTaps>,
+    home: Arc<Netns>,
+}
+
+impl HubGuard {
+    /// Makes the devices of all hubs in the agent's own namespace. After an error nothing remains.
+    /// The tap for long frames needs a classifier, so it is made only if the kernel `has_tcx`.
+    pub(super) fn create(home: &Arc<Netns>, config: &SteerConfig, has_tcx: bool) -> Result<Self, SteerError> {
+        let mut guard = Self { devices: Vec::new(), taps: Vec::new(), home: Arc::clone(home) };
+        home.run(|| guard.create_inside(config, has_tcx))?;
+        Ok(guard)
+    }
+
+    fn create_inside(&mut self, config: &SteerConfig, has_tcx: bool) -> Result<(), SteerError> {
+        let first = config.adopt.side() * HUBS_OF_A_SIDE;
+        if config.adopt == PreviousAgent::Alone {
+            check_absent(&config.hub, config.hubs..MAX_HUBS)?;
+        }
+        for number in first..first + config.hubs {
+            let (devices, tap) = HubDevices::create(&config.hub, number, config.queues, has_tcx)?;
+            self.devices.push(devices);
+            self.taps.push(tap);
+        }
+        let last = if config.adopt == PreviousAgent::Alone { MAX_HUBS } else { first + HUBS_OF_A_SIDE };
+        remove_left_over_hubs(&config.hub, first + config.hubs..last)
+    }
+
+    /// True for the index of one of these devices in the calling thread's namespace.
+    fn has(&self, ifindex: u32) -> bool {
+        let mut devices = self.devices.iter().flat_map(HubDevices::each);
+        devices.any(|device| device.ifindex == ifindex) && self.home.is_here()
+    }
+}
+
+impl Drop for HubGuard {
+    fn drop(&mut self) {
+        // A tap goes when its descriptor is closed.
+        self.taps.clear();
+        let removed = self.home.run(|| {
+            self.devices.iter().for_each(HubDevices::remove);
+            Ok::<_, LinkError>(())
+        });
+        if let Err(error) = removed {
+            tracing::warn!(%error, "cannot remove the hub's devices; the next start removes them");
+        }
+    }
+}
+
+/// A program on a device of a hub.
+struct HubLink {
+    held: HeldLink,
+    /// The program's name in the object.
+    program: &'static str,
+    device: HubDevice,
+    /// The name of the pin of a link that outlives the agent.
+    pin: Option<LinkName>,
+}
+
+/// The hubs of this agent.
+pub struct Hubs {
+    links: Vec<HubLink>,
+    rings: Vec<Option<Ring>>,
+    hubs: Vec<Hub>,
+    side: u32,
+    /// Frames lost at each hub, as of the last poll.
+    losses: Vec<HubLosses>,
+    home: Home,
+    devices: HubGuard,
+}
+
+impl Hubs {
+    /// The hubs, with the devices to bind AF_XDP sockets to, sorted by number.
+    #[must_use]
+    pub fn all(&self) -> &[Hub] {
+        &self.hubs
+    }
+
+    /// The side of the hubs: 0 or 1.
+    #[must_use]
+    pub fn side(&self) -> u32 {
+        self.side
+    }
+
+    /// The number of the hub that serves a slot. It never changes for a slot.
+    #[must_use]
+    pub fn hub_of(&self, slot: Slot) -> u32 {
+        self.side * HUBS_OF_A_SIDE + slot % u32::try_from(self.hubs.len()).unwrap_or(1).max(1)
+    }
+
+    /// Index in [`Hubs::all`] of the hub that serves a slot, counted from 0 on either side.
+    #[must_use]
+    pub fn worker_of(&self, slot: Slot) -> usize {
+        (self.hub_of(slot) % HUBS_OF_A_SIDE) as usize
+    }
+
+    /// True while the hubs' devices exist in the calling thread's namespace. Without them no guest gets an answer,
+    /// and no other call reports it.
+    ///
+    /// # Errors
+    /// If the kernel refuses the lookup.
+    pub fn are_whole(&self) -> Result<bool, SteerError> {
+        for device in self.devices.devices.iter().flat_map(HubDevices::each) {
+            if netns::index_of(&device.name)? != Some(device.ifindex) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The tap of a hub, for sending: one `write(2)` per Ethernet frame, without a virtio header, non-blocking. The
+    /// destination address of the frame is the stamp of the receiving slot.
+    ///
+    /// # Panics
+    /// If called twice for a hub (the tap has one owner), or if there is no such hub.
+    pub fn take_tap(&mut self, hub: u32) -> OwnedFd {
+        self.devices
+            .taps
+            .get_mut((hub % HUBS_OF_A_SIDE) as usize)
+            .and_then(|taps| taps.tap.take())
+            .expect("the hub tap is taken once")
+    }
+
+    /// The tap of a hub for frames of many segments: one `write(2)` per `virtio_net_hdr` and Ethernet frame,
+    /// non-blocking. Send them only to slots whose device
+    /// [takes them](metadata_datapath::guest_devices::GuestDevices::takes_long). `None` if the kernel lacks what it
+    /// needs (tcx), and on a second call.
+    pub fn take_long_tap(&mut self, hub: u32) -> Option<OwnedFd> {
+        self.devices.taps.get_mut((hub % HUBS_OF_A_SIDE) as usize)?.long_tap.take()
+    }
+
+    /// The ring of a hub, for its worker. Returns it once; `None` if the kernel could not provide one.
+    pub fn take_ring(&mut self, hub: u32) -> Option<Ring> {
+        self.rings.get_mut((hub % HUBS_OF_A_SIDE) as usize).and_then(Option::take)
+    }
+}
+
+impl Hubs {
+    /// Attaches the hubs' programs to their devices and enters the hubs for steering; called in the agent's own
+    /// namespace. `ebpf` is the instance of the first hub.
+    pub(super) fn start(
+        config: &SteerConfig,
+        has_tcx: bool,
+        devices: HubGuard,
+        object: &mut Object,
+        mut ebpf: Ebpf,
+        maps: &mut Maps,
+        pins: Option<&PinDirectory>,
+    ) -> Result<Self, SteerError> {
+        let (side, home) = (config.adopt.side(), object.home());
+        let first = side * HUBS_OF_A_SIDE;
+        let put = |ebpf: &mut Ebpf, name: &'static str, device: &HubDevice| {
+            attach::native(load_program(ebpf, name)?, device.ifindex)
+                .map_err(|refusal| refusal.about(name, &PortName::local(&device.name), device.ifindex))
+        };
+        let (mut links, mut hubs, mut rings) = (Vec::new(), Vec::new(), Vec::new());
+        let mut has_classifiers = has_tcx;
+        for (number, HubDevices { outer, inner, tap, long_tap }) in (first..).zip(&devices.devices) {
+            if number > first {
+                // `socket` reads the number of its hub from a constant.
+                ebpf = object.hub(number)?;
+            }
+            // The veth outlives a killed agent. The pin keeps steered frames out of the host's network stack.
+            let pin = LinkName { on: PinnedProgram::Hub, netns: 0, cookie: home, ifindex: inner.ifindex };
+            let mut hold = |link, program, device: &HubDevice, pin: Option<LinkName>| {
+                let held = HeldLink::new(link, pin.and_then(|name| Some(pins?.link(name))))?;
+                links.push(HubLink { held, program, device: device.clone(), pin });
+                Ok::<_, SteerError>(())
+            };
+            hold(put(&mut ebpf, program::SOCKET, inner)?, program::SOCKET, inner, Some(pin))?;
+            hold(put(&mut ebpf, program::HUB, tap)?, program::HUB, tap, None)?;
+            let taps = [tap].into_iter().chain(long_tap);
+            match has_classifiers.then(|| put_classifier(&mut ebpf, taps.clone())).transpose() {
+                Ok(put) => {
+                    for (link, tap) in put.into_iter().flatten().zip(taps) {
+                        hold(link, program::HUB_TCX, tap, None)?;
+                    }
+                }
+                Err(error) => {
+                    has_classifiers = false;
+                    tracing::warn!(
+                        "ports that accept no redirected frames are not served, and long answers are sent segment by \
+                         segment: {error}"
+                    );
+                }
+            }
+            rings.push(has_tcx.then(|| Ring::create_if_possible(&mut ebpf, maps, number)).flatten());
+            maps.set_hub(number, outer.ifindex)?;
+            hubs.push(Hub {
+                number,
+                inner_ifindex: inner.ifindex,
+                inner_name: inner.name.clone(),
+                queues: config.queues,
+            });
+        }
+        let has_rings = rings.iter().all(Option::is_some);
+        let home = Home::new(Arc::clone(&devices.home), home, has_classifiers, has_rings);
+        let losses = vec![HubLosses::default(); hubs.len()];
+        Ok(Self { links, rings, hubs, side, losses, home, devices })
+    }
+
+    /// The agent's own namespace, which contains the hubs.
+    pub(super) fn home(&self) -> &Home {
+        &self.home
+    }
+
+    /// True for the index of a hub's device in the calling thread's namespace.
+    pub(super) fn has_device(&self, ifindex: u32) -> bool {
+        self.devices.has(ifindex)
+    }
+
+    /// True if a hub of this number is on this agent's side.
+    pub(super) fn is_ours(&self, hub: u32) -> bool {
+        hub / HUBS_OF_A_SIDE == self.side
+    }
+
+    /// Frames lost at each hub, as of the last poll.
+    pub(super) fn losses(&self) -> &[HubLosses] {
+        &self.losses
+    }
+
+    /// Records what a device of the agent's own namespace dropped, if it is a hub's.
+    pub(super) fn note(&mut self, ifindex: u32, counts: DroppedFrames) {
+        for (devices, losses) in self.devices.devices.iter().zip(&mut self.losses) {
+            if devices.outer.ifindex == ifindex {
+                losses.veth_full = counts.tx;
+            } else if devices.tap.ifindex == ifindex {
+                losses.tap_dropped = counts.rx;
+            }
+        }
+    }
+
+    /// Takes the hubs' programs off their devices.
+    pub(super) fn detach(&mut self) {
+        for HubLink { held, .. } in self.links.drain(..) {
+            // The number of a hub belongs to this side, whose next agent makes devices of its own.
+            drop(held.detach_and_unpin());
+        }
+    }
+
+    /// Compares each program with the kernel's view of it, and repairs what somebody else has changed. Calls `note` for
+    /// each fault. `private` is a free path on the private bpffs.
+    pub(super) fn check(
+        &mut self,
+        pins: Option<&PinDirectory>,
+        private: &Path,
+        mut note: impl FnMut(AttachmentFault, &str, Result<(), SteerError>),
+    ) {
+        for hub in &mut self.links {
+            let pin = hub.pin.and_then(|name| Some(pins?.link(name)));
+            match hub.held.fault(pin.as_ref()) {
+                Ok(None) => {}
+                Ok(Some(fault)) => {
+                    let repaired = hub.repair(fault, pin, &self.devices.home, private);
+                    note(fault.into(), &hub.device.name, repaired);
+                }
+                Err(source) => {
+                    let error =
+                        SteerError::device(format!("examine the link of {}", hub.device.name), source);
+                    note(AttachmentFault::Unknown, &hub.device.name, Err(error));
+                }
+            }
+        }
+    }
+}
+
+impl HubLink {
+    fn repair(
+        &mut self,
+        fault: LinkFault,
+        pin: Option<Pin>,
+        home: &Netns,
+        path: &Path,
+    ) -> Result<(), SteerError> {
+        if fault == LinkFault::Unpinned {
+            return pin.map_or(Ok(()), |pin| Ok(self.held.pin_again(pin)?));
+        }
+        // A detached link still has its program, and a replaced one does not: then only a restart makes another.
+        let failed = |source| SteerError::device("get the hub's program back; restart the agent", source);
+        link::pin_program(self.held.program(), path).map_err(failed)?;
+        if fault == LinkFault::Replaced {
+            self.held.detach().map_err(failed)?;
+        }
+        let (name, HubDevice { name: device, ifindex }) = (self.program, &self.device);
+        let port = PortName::local(device);
+        let put = || match name {
+            program::HUB_TCX => {
+                let load = |source| SteerError::load(name, source);
+                let mut classifier = SchedClassifier::from_pin(path).map_err(load)?;
+                attach::tcx(&mut classifier, name, &port)
+            }
+            _ => {
+                let load = |source| SteerError::load(name, source);
+                let mut program = Xdp::from_pin(path, XdpAttachType::Interface).map_err(load)?;
+                attach::native(&mut program, *ifindex).map_err(|refusal| refusal.about(name, &port, *ifindex))
+            }
+        };
+        let link = home.run(put);
+        if let Err(error) = std::fs::remove_file(path) {
+            tracing::debug!(%error, "a pin on the private bpffs stays");
+        }
+        self.held = HeldLink::new(link?, pin)?;
+        Ok(())
+    }
+}
+
+/// Attaches the classifier to a hub's taps in the calling thread's namespace.
+fn put_classifier<'t>(
+    ebpf: &mut Ebpf,
+    taps: impl IntoIterator<Item = &'t HubDevice>,
+) -> Result<Vec<FdLink>, SteerError> {
+    let classifier = load_classifier(ebpf, program::HUB_TCX)?;
+    let mut attach = |tap: &HubDevice| attach::tcx(classifier, program::HUB_TCX, &PortName::local(&tap.name));
+    taps.into_iter().map(&mut attach).collect()
+}
+
+/// The reading end of a hub's ring. It has one owner.
+pub struct Ring {
+    buffer: RingBuf<MapData>,
+    stats: SocketStats,
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring").finish_non_exhaustive()
+    }
+}
+
+/// The frame in a record; `None` for a record that `ring` has not written.
+fn frame_in(record: &[u8]) -> Option<&[u8]> {
+    let (length, rest) = record.split_first_chunk::<RING_HEADER>()?;
+    rest.get(..usize::try_from(u64::from_ne_bytes(*length)).ok()?)
+}
+
+impl FrameSource for Ring {
+    fn receive(&mut self, max: usize, mut f: impl FnMut(&[&[u8]])) -> usize {
+        let mut lent = 0;
+        while lent < max {
+            let Some(record) = self.buffer.next() else { break };
+            // An empty frame is a runt, which the link drops and counts.
+            let frame = frame_in(&record).unwrap_or_default();
+            lent += 1;
+            self.stats.frames += 1;
+            self.stats.bytes += frame.len() as u64;
+            f(&[frame]);
+        }
+        lent
+    }
+
+    /// The kernel side counts frames without room (`ring_drop_full`).
+    fn stats(&self) -> Option<SocketStats> {
+        Some(self.stats)
+    }
+}
+
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.buffer.as_fd()
+    }
+}
+
+impl Ring {
+    /// Makes the ring of a hub from the hub's instance of the object, and enters it for `port_tcx`.
+    fn create(ebpf: &mut Ebpf, maps: &mut Maps, hub: u32) -> Result<Self, SteerError> {
+        let ring = Self { buffer: maps::take(ebpf, name::RING)?, stats: SocketStats::default() };
+        let loaded = load_classifier(ebpf, program::RING)?;
+        let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
+            SteerError::map(name::RINGS, format!("enter hub {hub}"), source)
+        };
+        maps.set_ring(hub, loaded.fd().map_err(|error| failed(error.into()))?)?;
+        Ok(ring)
+    }
+
+    /// Like [`Ring::create`], but logs a failure: on such a kernel, ports in other namespaces keep XDP.
+    fn create_if_possible(ebpf: &mut Ebpf, maps: &mut Maps, hub: u32) -> Option<Self> {
+        Self::create(ebpf, maps, hub)
+            .inspect_err(|error| tracing::warn!("ports of other namespaces keep XDP: {error}"))
+            .ok()
+    }
+}
+/// The names of a hub's devices: outer end, inner end, tap, tap for long frames. The first hub has descriptive
+/// suffixes; the others put a number in the same four bytes.
+pub(super) fn names(prefix: &str, number: u32) -> [String; 4] {
+    match number {
+        0 => ["out", "in", "tap", "gso"].map(|end| format!("{prefix}-{end}")),
+        n => ["o", "i", "t", "g"].map(|end| format!("{prefix}-{end}{n}")),
+    }
+}
+
+/// True for the name of a hub's tap with this prefix, on either side.
+#[must_use]
+pub fn is_hub_tap(prefix: &str, ifname: &str) -> bool {
+    ifname.starts_with(prefix)
+        && (0..MAX_HUBS).any(|number| {
+            let [_, _, tap, long_tap] = names(prefix, number);
+            tap == ifname || long_tap == ifname
+        })
+}
+
+/// Fails if an agent has hubs of these numbers: only a running agent holds the tap.
+fn check_absent(prefix: &str, mut numbers: Range<u32>) -> Result<(), SteerError> {
+    numbers.try_for_each(|number| {
+        let [_, _, tap, _] = names(prefix, number);
+        match netns::index_of(&tap)? {
+            Some(_) => Err(LinkError::HubInUse { name: tap }.into()),
+            None => Ok(()),
+        }
+    })
+}
+
+/// Removes hubs of these numbers that a killed agent left behind. Call it only once no other agent can own them.
+fn remove_left_over_hubs(prefix: &str, numbers: Range<u32>) -> Result<(), SteerError> {
+    for [outer, ..] in numbers.map(|number| names(prefix, number)) {
+        if let Some(ifindex) = netns::index_of(&outer)?
+            && netlink::kind(&outer, ifindex)? == netlink::VETH
+        {
+            netlink::delete(&outer, ifindex)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the veth pairs of hubs that agents which have ended left behind, in the calling thread's namespace. Returns
+/// their number. A hub whose tap exists belongs to a running agent, and stays.
+///
+/// # Errors
+/// If the prefix cannot be one, or the kernel refuses.
+pub fn release_hubs(prefix: &str) -> Result<usize, SteerError> {
+    check_prefix(prefix)?;
+    let mut removed = 0;
+    for [outer, _, tap, _] in (0..MAX_HUBS).map(|number| names(prefix, number)) {
+        // In this order: a starting agent makes the tap first, so a pair found before the tap is missing is not its
+        // own.
+        if let Some(ifindex) = netns::index_of(&outer)?
+            && netns::index_of(&tap)?.is_none()
+            && netlink::kind(&outer, ifindex)? == netlink::VETH
+        {
+            netlink::delete(&outer, ifindex)?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+fn remove_left_over(name: &str) -> Result<(), SteerError> {
+    let Some(ifindex) = netns::index_of(name)? else { return Ok(()) };
+    let kind = netlink::kind(name, ifindex)?;
+    if kind != netlink::VETH {
+        return Err(SteerError::NotOurs { name: name.into(), kind });
+    }
+    tracing::info!(device = name, "removing a hub device of an earlier run");
+    Ok(netlink::delete(name, ifindex)?)
+}
+
+/// The kernel's rules for names (`dev_valid_name`), with room for the longest suffix.
+pub(super) fn check_prefix(prefix: &str) -> Result<(), SteerError> {
+    let fits = (1..=HUB_PREFIX_MAX).contains(&prefix.len());
+    let bad = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':' | '%');
+    if fits && !prefix.contains(bad) { Ok(()) } else { Err(SteerError::HubName { found: prefix.into() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{check_prefix, frame_in, is_hub_tap, names};
+    use crate::HUB_PREFIX_MAX;
+    use metadata_common::maps::MAX_HUBS;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_hub_has_unique_valid_device_names() {
+        let prefix = "x".repeat(HUB_PREFIX_MAX);
+        let all: HashSet<String> = (0..MAX_HUBS).flat_map(|number| names(&prefix, number)).collect();
+        assert_eq!(all.len(), 4 * MAX_HUBS as usize);
+        assert!(all.iter().all(|name| name.len() <= 15), "{all:?}");
+    }
+
+    #[test]
+    fn a_hub_name_leaves_room_for_its_suffix() {
+        for good in ["imds", "i", "elevenbytes"] {
+            assert!(check_prefix(good).is_ok(), "{good}");
+        }
+        for bad in ["", "twelve-bytes", "a b", "a/b", "a:b", "a\0b", "a%d"] {
+            assert!(check_prefix(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn only_hub_taps_of_either_side_are_recognized_by_name() {
+        for tap in ["imds-tap", "imds-t1", "imds-t32", "imds-t63", "imds-gso", "imds-g63"] {
+            assert!(is_hub_tap("imds", tap), "{tap}");
+        }
+        for other in ["imds-t64", "imds-t0", "imds-in", "imds-out", "imds", "tap0", "other-tap", "imds-taps"]
+        {
+            assert!(!is_hub_tap("imds", other), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_record_yields_exactly_the_frame_of_its_length() {
+        let record = |length: u64, bytes: &[u8]| [&length.to_ne_bytes(), bytes].concat();
+        assert_eq!(frame_in(&record(3, b"abcdef")), Some(&b"abc"[..]));
+        assert_eq!(frame_in(&record(0, b"abc")), Some(&b""[..]));
+        for wrong in [record(4, b"abc"), record(u64::MAX, b"abc"), vec![0; 7], Vec::new()] {
+            assert_eq!(frame_in(&wrong), None, "{wrong:?}");
+        }
+    }
+}
