@@ -15,14 +15,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-use support::agent::{self, Agent, PortArgument};
+use support::agent::Agent;
 use support::eventually::eventually;
-use support::guest::{Guest, NIC, Spec};
-use support::host::Host;
+use support::guest::{Guest, NIC};
 use support::packages::{ESSENTIAL, Packages, With};
 use support::privileged;
 use support::raw::{Raw, SYN_ACK, Segment};
-use support::record::{Identity, replace};
+use support::record::Identity;
 use support::scene::OneGuest;
 
 /// waagent reports its first status within seconds; a loaded machine takes longer.
@@ -30,13 +29,6 @@ const PATIENCE: Duration = Duration::from_secs(240);
 /// A VM name that is not a valid header value.
 const NAME: &str = "Wéb \u{1f680}";
 const WIRESERVER: &str = "168.63.129.16";
-
-/// A node, its records, and a guest with an on-link route to the wireserver.
-struct Scene {
-    guest: Guest,
-    host: Host,
-    records: tempfile::TempDir,
-}
 
 /// A guest with an on-link route to the wireserver.
 fn scene(change: impl FnOnce(&mut Value)) -> OneGuest {

@@ -7,12 +7,10 @@ use serde_json::{Value, json};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
-use support::agent::{Agent, PortArgument};
-use support::guest::{Guest, METADATA, NIC, Spec};
-use support::host::Host;
+use support::guest::{Guest, METADATA, NIC};
 use support::inside::Libraries;
 use support::privileged;
-use support::record::{Identity, replace};
+use support::record::Identity;
 use support::scene::OneGuest;
 
 const PATIENCE: Duration = Duration::from_secs(10);

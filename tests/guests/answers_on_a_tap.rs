@@ -7,7 +7,7 @@ use std::time::Duration;
 use support::agent::{ABSORBED, ANSWERED, Agent, Metrics, PortArgument, STEERED};
 use support::answers::PATHS;
 use support::eventually::eventually;
-use support::guest::{Fetched, Guest, METADATA, Route, Spec};
+use support::guest::{Fetched, METADATA, Route, Spec};
 use support::host::Host;
 use support::pump::{Faults, Kind};
 use support::raw::{ACK, FIN_ACK};
@@ -15,7 +15,7 @@ use support::record::Identity;
 use support::scene::OneGuest;
 use support::station::{Station, Talk};
 use support::tap::{Backend, Shape};
-use support::{agent, privileged, vhost};
+use support::{privileged, vhost};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const FETCHES: u64 = 10;
@@ -149,9 +149,9 @@ fn the_loss_of_any_one_frame_is_recovered() {
         let scene = scene(|spec| Spec { to_host, to_guest, shape: Shape::virtio(), ..spec });
         let _agent = scene.configured("");
         let kind = (to_host.lose, to_guest.lose, last);
-        for ask in 0..3 {
+        for round in 0..3 {
             let fetched = ask(&scene, last);
-            let fetched = fetched.unwrap_or_else(|error| panic!("{kind:?}, {ask}: {error:#}"));
+            let fetched = fetched.unwrap_or_else(|error| panic!("{kind:?}, {round}: {error:#}"));
             assert_eq!(fetched.status, 200, "{kind:?}");
         }
         // The service's FIN travels alone if it answers the guest's FIN; otherwise it is part of the payload's segment.

@@ -1,18 +1,15 @@
 //! A guest's state survives the agent, changes wake its waiting requests, and its messages reach the host.
 
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use serde_json::{Value, json};
-use support::agent::{Agent, PortArgument, binary};
+use support::agent::binary;
 use support::eventually::eventually;
 use support::exposition::total;
-use support::guest::{Guest, Spec};
-use support::host::Host;
 use support::privileged;
-use support::record::{Identity, replace};
+use support::record::Identity;
 use support::scene::OneGuest;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -36,7 +33,7 @@ fn tokens_and_one_shot_passwords_survive_a_killed_agent() {
     assert_eq!(node.curl(&["-H", "DomU_Request: saved_password", &passwords]).1, "saved_password");
     // The agent writes changes to disk after a quarter of a second.
     let file = format!("state/vms/{}.json", node.guest.identity().instance_id);
-    let file = node.file(file);
+    let file = node.file(&file);
     eventually(PATIENCE, || {
         ensure!(file.is_file(), "no {}", file.display());
         Ok(())

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use metadata_datapath::worker::PUBLISH_EVERY;
+use serde_json::{Value, json};
 use std::net::IpAddr;
 use std::time::Duration;
 use support::agent::{Agent, PortArgument};

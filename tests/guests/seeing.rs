@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use support::agent::{Agent, PortArgument};
 use support::eventually::eventually;
 use support::exposition::{Family, sum};
-use support::guest::{Guest, METADATA, Spec};
+use support::guest::METADATA;
 use support::host::Host;
 use support::netns::Namespace;
 use support::process::Stopped;
@@ -47,7 +47,7 @@ fn status(scene: &OneGuest) -> (i32, AgentStatus) {
 /// Runs curl with these arguments before the URL; returns status and body.
 fn curl(scene: &OneGuest, words: &[&str], path: &str) -> (u16, String) {
     let url = format!("http://{METADATA}{path}");
-    curl(&scene, &[words, &[url.as_str()]].concat())
+    scene.curl(&[words, &[url.as_str()]].concat())
 }
 
 /// Waits until the audit log has `count` lines.

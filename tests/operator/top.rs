@@ -29,7 +29,7 @@ fn document<T: serde::de::DeserializeOwned>(scene: &OneGuest, words: &[&str]) ->
 }
 
 /// The only VM of the node.
-fn row(scene: &OneGuest) -> VmRow {
+fn only_row(scene: &OneGuest) -> VmRow {
     let top: Top = document(scene, &[]);
     assert_eq!(top.vms.len(), 1, "{top:?}");
     top.vms.into_iter().next().expect("a VM")
@@ -51,12 +51,12 @@ fn a_boot_is_followed_from_the_first_request_to_the_last() {
     }
     let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
-    let row = row(&scene);
+    let row = only_row(&scene);
     assert_eq!((row.stage, row.requests, row.first, row.dialect), (BootStage::Silent, 0, None, None));
     assert_eq!(row.vm.as_ref(), Some(&scene.guest.identity().hostname));
     ask(&scene, "/v1/meta-data");
     ask(&scene, "/nowhere");
-    let row = row(&scene);
+    let row = only_row(&scene);
     assert_eq!((row.dialect.as_deref(), row.requests), (Some("nocloud"), 2), "{row:?}");
     assert_eq!((row.path.as_deref(), row.status), (Some("/nowhere"), Some(404)), "{row:?}");
     assert!(!row.has_user_data && row.first >= row.last, "{row:?}");
@@ -69,7 +69,7 @@ fn a_boot_is_followed_from_the_first_request_to_the_last() {
     let top: Top = document(&scene, &[]);
     assert!(top.traffic.requests == 3 && top.traffic.per_second.is_some(), "{top:?}");
     let quiet = eventually(PATIENCE, || {
-        anyhow::ensure!(row(&scene).stage == BootStage::Quiet);
+        anyhow::ensure!(only_row(&scene).stage == BootStage::Quiet);
         Ok(())
     });
     quiet.expect("a guest without requests becomes quiet");
@@ -105,7 +105,7 @@ fn a_guest_whose_record_is_late_waits_for_it() {
         drop(asking.join().expect("no panic"));
     });
     let served = eventually(PATIENCE, || {
-        let row = row(&scene);
+        let row = only_row(&scene);
         anyhow::ensure!(row.stage != BootStage::Unrecorded, "{row:?}");
         Ok(())
     });
