@@ -3,15 +3,12 @@
 //! Needs root, and the agent built with `--release`. Measures the kernel's memory, and the time until all guests have
 //! their first answer after a first start, in a takeover, and after `kill -9` and a restart. Asserts nothing.
 
-#[path = "../steering/ports_come_and_go/node.rs"]
-mod node;
-
 use anyhow::Result;
-use node::{Node, PATH};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::agent::Agent;
 use support::privileged;
+use support::scene::{ManyNamespaces, PATH};
 use support::tap_client::crowd;
 
 const NAMESPACES: u16 = 250;
@@ -39,7 +36,7 @@ fn measure() -> Result<()> {
         "{count} namespaces with a VM each, steer: {steer}; an agent with one namespace takes {alone} KiB of kernel memory"
     );
     for round in 1..=ROUNDS {
-        let node = Node::new(count, &words)?;
+        let node = ManyNamespaces::new(count, &words)?;
         let before = kernel_kib()?;
         let start = Instant::now();
         let agent = node.agent()?;
@@ -70,7 +67,7 @@ fn measure() -> Result<()> {
 }
 
 /// Lets another agent take over while all guests send requests, each from a new port.
-fn take_over<'a>(node: &'a Node, agent: Agent<'a>) -> Result<Agent<'a>> {
+fn take_over<'a>(node: &'a ManyNamespaces, agent: Agent<'a>) -> Result<Agent<'a>> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| crowd(node.guests.clone(), &[PATH], PAUSE, &over, PATIENCE));
@@ -97,7 +94,7 @@ fn take_over<'a>(node: &'a Node, agent: Agent<'a>) -> Result<Agent<'a>> {
 
 /// The kernel memory of an agent with `count` namespaces, in KiB.
 fn memory_of_an_agent(count: u16, words: &[&str]) -> Result<u64> {
-    let node = Node::new(count, words)?;
+    let node = ManyNamespaces::new(count, words)?;
     let before = kernel_kib()?;
     let _agent = node.agent()?;
     node.all_ask(PATIENCE)?;

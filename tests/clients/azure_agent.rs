@@ -15,14 +15,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-use support::agent::{self, Agent, PortArgument};
+use support::agent::Agent;
 use support::eventually::eventually;
-use support::guest::{Guest, NIC, Spec};
-use support::host::Host;
+use support::guest::{Guest, NIC};
 use support::packages::{ESSENTIAL, Packages, With};
 use support::privileged;
 use support::raw::{Raw, SYN_ACK, Segment};
-use support::record::{Identity, replace};
+use support::record::Identity;
+use support::scene::OneGuest;
 
 /// waagent reports its first status within seconds; a loaded machine takes longer.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -30,69 +30,50 @@ const PATIENCE: Duration = Duration::from_secs(240);
 const NAME: &str = "Wéb \u{1f680}";
 const WIRESERVER: &str = "168.63.129.16";
 
-/// A node, its records, and a guest with an on-link route to the wireserver.
-struct Scene {
-    guest: Guest,
-    host: Host,
-    records: tempfile::TempDir,
+/// A guest with an on-link route to the wireserver.
+fn scene(change: impl FnOnce(&mut Value)) -> OneGuest {
+    let scene = OneGuest::boot(&Identity::of(0), |spec| spec);
+    scene.write(1, |record| {
+        record["sinks"] = json!({ "ready": format!("file:{}", scene.file("ready.jsonl").display()) });
+        change(record);
+    });
+    scene.guest.ns().ip(&format!("route add {WIRESERVER} dev {NIC} scope link")).expect("a route");
+    scene
 }
 
-impl Scene {
-    fn new(change: impl FnOnce(&mut Value)) -> Self {
-        let records = tempfile::tempdir().expect("a directory");
-        let host = Host::new().expect("a node");
-        let identity = Identity::of(0);
-        let mut record: Value = serde_json::from_str(&identity.record(1)).expect("a record");
-        record["sinks"] = json!({ "ready": format!("file:{}/ready.jsonl", records.path().display()) });
-        change(&mut record);
-        replace(&identity.path(records.path()), &record.to_string()).expect("a record file");
-        let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
-        guest.ns().ip(&format!("route add {WIRESERVER} dev {NIC} scope link")).expect("a route");
-        Self { guest, host, records }
-    }
+fn agent(scene: &OneGuest) -> Agent<'_> {
+    scene.agent_with(&["--audit", &scene.file("audit.log").to_string_lossy()])
+}
 
-    fn agent(&self) -> Agent<'_> {
-        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
-        let mut words = agent::arguments(self.records.path(), &[port]);
-        words.extend(["--audit".into(), self.file("audit.log").into()]);
-        Agent::start_binary(&agent::binary().expect("the agent is built"), self.host.ns(), words)
-            .expect("an agent")
-    }
+/// The JSON documents of a file, one per line.
+fn lines(scene: &OneGuest, name: &str) -> Result<Vec<Value>> {
+    let text = fs::read_to_string(scene.file(name)).with_context(|| format!("no {name} yet"))?;
+    Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+}
 
-    fn file(&self, name: &str) -> PathBuf {
-        self.records.path().join(name)
-    }
-
-    /// The JSON documents of a file, one per line.
-    fn lines(&self, name: &str) -> Result<Vec<Value>> {
-        let text = fs::read_to_string(self.file(name)).with_context(|| format!("no {name} yet"))?;
-        Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
-    }
-
-    /// `METHOD /path status` of each request in the audit log.
-    fn requests(&self) -> Result<Vec<String>> {
-        let line = |line: &Value| {
-            let [method, path] = ["method", "path"].map(|field| line[field].as_str().unwrap_or_default());
-            format!("{method} {path} {}", line["status"])
-        };
-        Ok(self.lines("audit.log")?.iter().map(line).collect())
-    }
+/// `METHOD /path status` of each request in the audit log.
+fn requests(scene: &OneGuest) -> Result<Vec<String>> {
+    let line = |line: &Value| {
+        let [method, path] = ["method", "path"].map(|field| line[field].as_str().unwrap_or_default());
+        format!("{method} {path} {}", line["status"])
+    };
+    Ok(lines(scene, "audit.log")?.iter().map(line).collect())
 }
 
 /// Runs a release's daemon until it has reported its status twice, then checks its requests and its log.
 fn reports_ready(release: &str, version: &str, name: &str) {
     let Some(waagent) = Waagent::or_skip(release) else { return };
     assert!(waagent.version().starts_with(version), "{} is not {version}", waagent.version());
-    let scene = Scene::new(|record| {
+    let scene = scene(|record| {
         record["serve"] = json!({ "dialects": ["azure"] });
         record["vm"]["name"] = name.into();
         record["vm"]["project"]["id"] = name.into();
     });
-    let _agent = scene.agent();
+    let _agent = agent(&scene);
     let directory = tempfile::tempdir().expect("a directory");
     let daemon = waagent.start(&scene.guest, directory.path()).expect("a daemon");
     let asked = eventually(PATIENCE, || {
-        let asked = scene.requests()?;
+        let asked = requests(&scene)?;
         let reports = asked.iter().filter(|line| *line == "PUT /status 201").count();
         ensure!(reports >= 2, "only {reports} reports of its status: {asked:#?}");
         Ok(asked)
@@ -101,7 +82,7 @@ fn reports_ready(release: &str, version: &str, name: &str) {
     // The agent reads this 404 as "not supported".
     let refused: Vec<_> = asked.iter().filter(|line| !line.contains(" 20")).collect();
     assert!(refused.iter().all(|line| *line == "GET /vmSettings 404"), "{refused:#?}");
-    let ready = scene.lines("ready.jsonl").expect("the ready report");
+    let ready = lines(&scene, "ready.jsonl").expect("the ready report");
     let identity = scene.guest.identity();
     for part in [
         "<State>Ready</State>".to_owned(),
@@ -181,8 +162,8 @@ fn the_agents_port_is_closed_to_guests_without_the_azure_dialect() {
         return;
     }
     for (dialects, open) in [(json!(["azure"]), true), (json!(["nocloud", "ec2"]), false)] {
-        let scene = Scene::new(|record| record["serve"] = json!({ "dialects": dialects }));
-        let _agent = scene.agent();
+        let scene = scene(|record| record["serve"] = json!({ "dialects": dialects }));
+        let _agent = agent(&scene);
         let url = format!("http://{WIRESERVER}:32526/versions");
         let answer = scene.guest.curl(&[&url], Duration::from_secs(20));
         match answer {

@@ -7,40 +7,19 @@ use serde_json::{Value, json};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
-use support::agent::{Agent, PortArgument};
-use support::guest::{Guest, METADATA, NIC, Spec};
-use support::host::Host;
+use support::guest::{Guest, METADATA, NIC};
 use support::inside::Libraries;
 use support::privileged;
-use support::record::{Identity, replace};
+use support::record::Identity;
+use support::scene::OneGuest;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const LATER: &str = "2099-12-31T23:59:59Z";
 
-/// A guest with a changed record, and its node.
-struct Node {
-    records: tempfile::TempDir,
-    guest: Guest,
-    host: Host,
-}
-
-impl Node {
-    fn new(change: impl FnOnce(&mut Value)) -> Self {
-        let identity = Identity::of(0);
-        let mut record: Value = serde_json::from_str(&identity.record(1)).expect("a record");
-        change(&mut record);
-        let records = tempfile::tempdir().expect("a directory");
-        std::fs::write(records.path().join("identity.token"), token()).expect("a token file");
-        replace(&identity.path(records.path()), &record.to_string()).expect("a record file");
-        let host = Host::new().expect("a node");
-        let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
-        Self { records, guest, host }
-    }
-
-    fn agent(&self) -> Agent<'_> {
-        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
-        Agent::start(self.host.ns(), self.records.path(), &[port]).expect("an agent")
-    }
+fn node(change: impl FnOnce(&mut Value)) -> OneGuest {
+    let node = OneGuest::with_record(change);
+    std::fs::write(node.file("identity.token"), token()).expect("a token file");
+    node
 }
 
 /// A token in the form of an unsigned JWT (RFC 7519), valid until 2099.
@@ -51,7 +30,7 @@ fn token() -> String {
 
 fn answer_to(script: &str, change: impl FnOnce(&mut Value)) -> Option<Value> {
     let libraries = Libraries::or_skip()?;
-    let node = Node::new(change);
+    let node = node(change);
     let _agent = node.agent();
     Some(libraries.run(node.guest.ns(), script).expect("the client gets its answers"))
 }
@@ -288,7 +267,7 @@ fn with_guest(test: impl FnOnce(&Guest)) {
     if !privileged::or_skip() {
         return;
     }
-    let node = Node::new(|_| {});
+    let node = node(|_| {});
     let _agent = node.agent();
     test(&node.guest);
 }

@@ -7,14 +7,15 @@ use std::time::Duration;
 use support::agent::{ABSORBED, ANSWERED, Agent, Metrics, PortArgument, STEERED};
 use support::answers::PATHS;
 use support::eventually::eventually;
-use support::guest::{Fetched, Guest, METADATA, Route, Spec};
+use support::guest::{Fetched, METADATA, Route, Spec};
 use support::host::Host;
 use support::pump::{Faults, Kind};
 use support::raw::{ACK, FIN_ACK};
 use support::record::Identity;
+use support::scene::OneGuest;
 use support::station::{Station, Talk};
 use support::tap::{Backend, Shape};
-use support::{agent, privileged, vhost};
+use support::{privileged, vhost};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const FETCHES: u64 = 10;
@@ -28,48 +29,27 @@ enum Last {
     Service,
 }
 
-struct Scene {
-    guest: Guest,
-    host: Host,
-    records: tempfile::TempDir,
+fn scene(change: impl FnOnce(Spec) -> Spec) -> OneGuest {
+    let scene = OneGuest::boot(&Identity::of(0), change);
+    scene.write(1, |_| {});
+    scene
 }
 
-impl Scene {
-    fn new(change: impl FnOnce(Spec) -> Spec) -> Self {
-        let host = Host::new().expect("a node");
-        let records = tempfile::tempdir().expect("a directory");
-        let identity = Identity::of(0);
-        identity.write(records.path(), 1).expect("a record");
-        let guest = Guest::boot(&host, &change(Spec::of(&identity))).expect("a guest");
-        Self { guest, host, records }
-    }
+/// What the kernel counts as dropped of the frames that the guest sent.
+fn rx_dropped(scene: &OneGuest) -> Result<u64> {
+    let shown = scene.host.ns().ip(&format!("-j -s link show dev {}", scene.guest.host_tap().name()))?;
+    let links: serde_json::Value = serde_json::from_str(&shown)?;
+    links[0]["stats64"]["rx"]["dropped"].as_u64().with_context(|| shown.clone())
+}
 
-    /// What the kernel counts as dropped of the frames that the guest sent.
-    fn rx_dropped(&self) -> Result<u64> {
-        let shown = self.host.ns().ip(&format!("-j -s link show dev {}", self.guest.host_tap().name()))?;
-        let links: serde_json::Value = serde_json::from_str(&shown)?;
-        links[0]["stats64"]["rx"]["dropped"].as_u64().with_context(|| shown.clone())
-    }
-
-    fn agent(&self, config: &str) -> Agent<'_> {
-        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
-        let file = self.records.path().join("agent.conf");
-        std::fs::write(&file, config).expect("a configuration");
-        let mut words = agent::arguments(self.records.path(), &[port]);
-        words.extend(["--config".into(), file.into()]);
-        let binary = agent::binary().expect("the agent is built");
-        Agent::start_binary(&binary, self.host.ns(), words).expect("an agent")
-    }
-
-    /// Sends one request on a new connection.
-    fn ask(&self, last: Last) -> Result<Fetched> {
-        let url = format!("http://{METADATA}{}", PATHS[0]);
-        let header = match last {
-            Last::Guest => "Connection: close",
-            Last::Service => "Connection: keep-alive",
-        };
-        self.guest.curl(&["-H", header, &url], PATIENCE)
-    }
+/// Sends one request on a new connection.
+fn ask(scene: &OneGuest, last: Last) -> Result<Fetched> {
+    let url = format!("http://{METADATA}{}", PATHS[0]);
+    let header = match last {
+        Last::Guest => "Connection: close",
+        Last::Service => "Connection: keep-alive",
+    };
+    scene.guest.curl(&["-H", header, &url], PATIENCE)
 }
 
 fn frames(metrics: &Metrics, beginning: &str) -> u64 {
@@ -94,10 +74,10 @@ fn the_agent_sees_one_frame(backend: Backend) {
     let shapes = [Shape::default(), Shape::virtio(), Shape { queues: 2, vnet_hdr: true }];
     for shape in shapes.into_iter().filter(|shape| backend.takes(*shape)) {
         for (route, last) in [(Route::OnLink, Last::Guest), (Route::Gateway, Last::Service)] {
-            let scene = Scene::new(|spec| Spec { shape, route, backend, ..spec });
-            let agent = scene.agent("");
+            let scene = scene(|spec| Spec { shape, route, backend, ..spec });
+            let agent = scene.configured("");
             for _ in 0..FETCHES {
-                let fetched = scene.ask(last).unwrap_or_else(|error| panic!("{shape:?}: {error:#}"));
+                let fetched = ask(&scene, last).unwrap_or_else(|error| panic!("{shape:?}: {error:#}"));
                 assert_eq!(fetched.status, 200);
             }
             let metrics = agent.metrics().expect("metrics");
@@ -114,7 +94,7 @@ fn the_agent_sees_one_frame(backend: Backend) {
             // after it, so their number varies.
             eventually(PATIENCE, || {
                 let absorbed = frames(&agent.metrics()?, ABSORBED);
-                let dropped = scene.rx_dropped()?;
+                let dropped = rx_dropped(&scene)?;
                 ensure!(absorbed > 0 && dropped == absorbed, "{absorbed} absorbed, {dropped} dropped");
                 Ok(())
             })
@@ -138,9 +118,9 @@ fn every_frame_is_steered(backend: Backend) {
     if !backend.or_skip() {
         return;
     }
-    let scene = Scene::new(|spec| Spec { backend, shape: backend.plain(), ..spec });
-    let agent = scene.agent("answer_in_kernel: false\n");
-    scene.ask(Last::Guest).expect("an answer");
+    let scene = scene(|spec| Spec { backend, shape: backend.plain(), ..spec });
+    let agent = scene.configured("answer_in_kernel: false\n");
+    ask(&scene, Last::Guest).expect("an answer");
     // ARP, SYN, acknowledgement, request, FIN. The FIN may still be in flight when curl has the answer.
     let metrics = eventually(PATIENCE, || {
         let metrics = agent.metrics()?;
@@ -166,12 +146,12 @@ fn the_loss_of_any_one_frame_is_recovered() {
         ways.into_iter().chain(back).flat_map(|way| [(way, Last::Guest), (way, Last::Service)])
     {
         let (to_host, to_guest) = faults;
-        let scene = Scene::new(|spec| Spec { to_host, to_guest, shape: Shape::virtio(), ..spec });
-        let _agent = scene.agent("");
+        let scene = scene(|spec| Spec { to_host, to_guest, shape: Shape::virtio(), ..spec });
+        let _agent = scene.configured("");
         let kind = (to_host.lose, to_guest.lose, last);
-        for ask in 0..3 {
-            let fetched = scene.ask(last);
-            let fetched = fetched.unwrap_or_else(|error| panic!("{kind:?}, {ask}: {error:#}"));
+        for round in 0..3 {
+            let fetched = ask(&scene, last);
+            let fetched = fetched.unwrap_or_else(|error| panic!("{kind:?}, {round}: {error:#}"));
             assert_eq!(fetched.status, 200, "{kind:?}");
         }
         // The service's FIN travels alone if it answers the guest's FIN; otherwise it is part of the payload's segment.

@@ -1,64 +1,26 @@
 //! A guest's state survives the agent, changes wake its waiting requests, and its messages reach the host.
 
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use serde_json::{Value, json};
-use support::agent::{Agent, PortArgument, binary};
+use support::agent::binary;
 use support::eventually::eventually;
 use support::exposition::total;
-use support::guest::{Guest, Spec};
-use support::host::Host;
 use support::privileged;
-use support::record::{Identity, replace};
+use support::record::Identity;
+use support::scene::OneGuest;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const METADATA: &str = "http://169.254.169.254";
-
-/// A node, a guest and its record.
-struct Node {
-    guest: Guest,
-    host: Host,
-    records: tempfile::TempDir,
-}
-
-impl Node {
-    fn new(change: impl FnOnce(&mut Value, &Path)) -> Self {
-        let records = tempfile::tempdir().expect("a directory");
-        let host = Host::new().expect("a node");
-        let guest = Guest::boot(&host, &Spec::of(&Identity::of(0))).expect("a guest");
-        let node = Self { guest, host, records };
-        node.write(1, change);
-        node
-    }
-
-    fn write(&self, generation: u64, change: impl FnOnce(&mut Value, &Path)) {
-        let identity = self.guest.identity();
-        let mut record = serde_json::from_str(&identity.record(generation)).expect("a record");
-        change(&mut record, self.records.path());
-        replace(&identity.path(self.records.path()), &record.to_string()).expect("a record file");
-    }
-
-    fn agent(&self) -> Agent<'_> {
-        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
-        Agent::start(self.host.ns(), self.records.path(), &[port]).expect("an agent")
-    }
-
-    /// Runs curl with these arguments; returns status and body.
-    fn curl(&self, words: &[&str]) -> (u16, String) {
-        let fetched = self.guest.curl(words, PATIENCE).expect("an answer");
-        (fetched.status, fetched.text())
-    }
-}
 
 #[test]
 fn tokens_and_one_shot_passwords_survive_a_killed_agent() {
     if !privileged::or_skip() {
         return;
     }
-    let node = Node::new(|record, _| {
+    let node = OneGuest::with_record(|record| {
         record["serve"] = json!({"imdsv2": "required"});
         record["admin"] = json!({"password": "correct-horse"});
     });
@@ -71,7 +33,7 @@ fn tokens_and_one_shot_passwords_survive_a_killed_agent() {
     assert_eq!(node.curl(&["-H", "DomU_Request: saved_password", &passwords]).1, "saved_password");
     // The agent writes changes to disk after a quarter of a second.
     let file = format!("state/vms/{}.json", node.guest.identity().instance_id);
-    let file = node.records.path().join(file);
+    let file = node.file(&file);
     eventually(PATIENCE, || {
         ensure!(file.is_file(), "no {}", file.display());
         Ok(())
@@ -90,7 +52,7 @@ fn a_vm_that_is_built_anew_under_its_uuid_finds_nothing_of_its_predecessor() {
     if !privileged::or_skip() {
         return;
     }
-    let node = Node::new(|record, _| record["vm"]["instance_id"] = json!("first"));
+    let node = OneGuest::with_record(|record| record["vm"]["instance_id"] = json!("first"));
     let agent = node.agent();
     let passwords = format!("{METADATA}/openstack/latest/password");
     let flavor = "Metadata-Flavor: Google";
@@ -108,12 +70,12 @@ fn a_vm_that_is_built_anew_under_its_uuid_finds_nothing_of_its_predecessor() {
         Ok(())
     };
     write("of-the-first");
-    node.write(2, |record, _| record["vm"]["instance_id"] = json!("second"));
+    node.write(2, |record| record["vm"]["instance_id"] = json!("second"));
     eventually(PATIENCE, expect_nothing).expect("nothing of the first instance");
     write("of-the-second");
     let record = node.guest.identity().path(node.records.path());
     let name = record.file_name().and_then(|name| name.to_str()).expect("a name");
-    let run = node.records.path().join("run");
+    let run = node.file("run");
     let clear = |name: &str| {
         let mut command = Command::new(binary().expect("the agent is built"));
         let output = command.args(["clear", name, "--source", "file", "--run"]).arg(&run).output();
@@ -136,7 +98,7 @@ fn a_record_change_answers_a_waiting_request_at_once() {
     if !privileged::or_skip() {
         return;
     }
-    let node = Node::new(|record, _| record["metadata"] = json!({"colour": "red"}));
+    let node = OneGuest::with_record(|record| record["metadata"] = json!({"colour": "red"}));
     let agent = node.agent();
     let url = format!(
         "{METADATA}/computeMetadata/v1/instance/attributes/colour?wait_for_change=true&timeout_sec=600"
@@ -151,7 +113,7 @@ fn a_record_change_answers_a_waiting_request_at_once() {
         let asked = Instant::now();
         std::thread::sleep(Duration::from_secs(2));
         assert!(!waiting.is_finished(), "answered after {:?} without a change", asked.elapsed());
-        node.write(2, |record, _| record["metadata"] = json!({"colour": "blue"}));
+        node.write(2, |record| record["metadata"] = json!({"colour": "blue"}));
         assert_eq!(waiting.join().expect("an answer"), (200, "blue".to_owned()));
     });
 }
@@ -161,15 +123,16 @@ fn a_guests_messages_reach_their_sink_and_a_failing_sink_refuses_none() {
     if !privileged::or_skip() {
         return;
     }
-    let node = Node::new(|record, records| {
-        let file = format!("file:{}", records.join("homes.jsonl").display());
+    let node = OneGuest::boot(&Identity::of(0), |spec| spec);
+    node.write(1, |record| {
+        let file = format!("file:{}", node.file("homes.jsonl").display());
         record["sinks"] = json!({"phone_home": file, "events": "unix:/nowhere.sock"});
     });
     let _agent = node.agent();
     let home = format!("{METADATA}/v1/phone-home");
     assert_eq!(node.curl(&["-d", "instance_id=i-1&hostname=guest-0", &home]).0, 200);
     assert_eq!(node.curl(&["-d", "{\"name\": \"boot\"}", &format!("{METADATA}/v1/events")]).0, 200);
-    let path = node.records.path().join("homes.jsonl");
+    let path = node.file("homes.jsonl");
     let line = eventually(PATIENCE, || Ok(serde_json::from_str::<Value>(&std::fs::read_to_string(&path)?)?));
     let line = line.expect("a line in the sink");
     assert_eq!(line["body"]["instance_id"], "i-1");

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use metadata_datapath::worker::PUBLISH_EVERY;
+use serde_json::{Value, json};
 use std::net::IpAddr;
 use std::time::Duration;
 use support::agent::{Agent, PortArgument};
@@ -11,6 +12,7 @@ use support::host::Host;
 use support::netns::Namespace;
 use support::pump::{Faults, Kind};
 use support::record::Identity;
+use support::scene::OneGuest;
 use support::station::Station;
 use support::tap::{Backend, Shape, Tap};
 use support::{agent, privileged};
@@ -23,43 +25,19 @@ const SEGMENTS: u64 = BYTES as u64 / 1_460;
 const SHAPES: [Shape; 3] =
     [Shape { queues: 1, vnet_hdr: false }, Shape::virtio(), Shape { queues: 2, vnet_hdr: true }];
 
-struct Scene {
-    guest: Guest,
-    host: Host,
-    records: tempfile::TempDir,
+/// What the agents here serve.
+const CONFIG: &str = "addresses: [169.254.169.254, 'fe80::a9fe:a9fe']\n";
+
+/// A VM with much user-data.
+fn scene(change: impl FnOnce(Spec) -> Spec) -> OneGuest {
+    let scene = OneGuest::boot(&Identity::of(0).with_user_data_of(BYTES), change);
+    scene.write(1, permit);
+    scene
 }
 
-impl Scene {
-    fn new(change: impl FnOnce(Spec) -> Spec) -> Self {
-        let host = Host::new().expect("a node");
-        let (identity, records) = vm();
-        let guest = Guest::boot(&host, &change(Spec::of(&identity))).expect("a guest");
-        Self { guest, host, records }
-    }
-
-    fn agent(&self) -> Agent<'_> {
-        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
-        start(&self.host, &self.records, &port)
-    }
-}
-
-/// A VM with much user-data, and the directory of its record.
-fn vm() -> (Identity, tempfile::TempDir) {
-    let records = tempfile::tempdir().expect("a directory");
-    let identity = Identity::of(0).with_user_data_of(BYTES);
-    let mut record: serde_json::Value = serde_json::from_str(&identity.record(1)).expect("a record");
-    record["serve"] = serde_json::json!({ "limits": { "user_data": BYTES } });
-    std::fs::write(identity.path(records.path()), record.to_string()).expect("a file");
-    (identity, records)
-}
-
-fn start<'a>(host: &'a Host, records: &tempfile::TempDir, port: &PortArgument) -> Agent<'a> {
-    let file = records.path().join("agent.conf");
-    std::fs::write(&file, "addresses: [169.254.169.254, 'fe80::a9fe:a9fe']\n").expect("a configuration");
-    let mut words = agent::arguments(records.path(), std::slice::from_ref(port));
-    words.extend(["--config".into(), file.into()]);
-    let binary = agent::binary().expect("the agent is built");
-    Agent::start_binary(&binary, host.ns(), words).expect("an agent")
+/// Permits a record to have so much user-data.
+fn permit(record: &mut Value) {
+    record["serve"] = json!({ "limits": { "user_data": BYTES } });
 }
 
 /// Fetches the user-data and checks it. Returns how many frames of many segments the agent sent, and how many frames in
@@ -101,9 +79,9 @@ fn takes_few_frames(backend: Backend) {
         return;
     }
     for shape in SHAPES.into_iter().filter(|shape| backend.takes(*shape)) {
-        let scene = Scene::new(|spec| Spec { shape, backend, ..spec });
+        let scene = scene(|spec| Spec { shape, backend, ..spec });
         scene.guest.enable_ipv6().expect("IPv6");
-        let agent = scene.agent();
+        let agent = scene.configured(CONFIG);
         for host in [METADATA.to_string(), format!("[fe80::a9fe:a9fe%25{NIC}]")] {
             let name = format!("{shape:?}, {host}");
             let (long, all) = fetch(&agent, &scene.guest, &host, &name);
@@ -131,8 +109,8 @@ fn sends_a_lost_frame_again(backend: Backend) {
     }
     for nth in 1..=3 {
         let to_guest = Faults { lose: Some((Kind::Payload, nth)), ..Faults::default() };
-        let scene = Scene::new(|spec| Spec { to_guest, backend, shape: Shape::virtio(), ..spec });
-        let agent = scene.agent();
+        let scene = scene(|spec| Spec { to_guest, backend, shape: Shape::virtio(), ..spec });
+        let agent = scene.configured(CONFIG);
         fetch(&agent, &scene.guest, &METADATA.to_string(), &format!("frame {nth} is lost"));
         assert_eq!(scene.guest.got().lost, 1);
     }
@@ -155,13 +133,15 @@ fn gets_segments(backend: Backend) {
     }
     let host = Host::new().expect("a node");
     let pod = Namespace::new("pod").expect("a namespace");
-    let (identity, records) = vm();
+    let identity = Identity::of(0).with_user_data_of(BYTES);
     let tap = std::sync::Arc::new(Tap::create(&pod, "tap0", Shape::virtio()).expect("a tap"));
     pod.ip("link set tap0 up").expect("the tap goes up");
     let ns = Namespace::new("guest").expect("a namespace");
     let guest = Guest::boot_on(tap, ns, &Spec { backend, ..Spec::of(&identity) }).expect("a guest");
-    let agent = start(&host, &records, &PortArgument::new("tap0", identity.mac).within(&pod));
-    let (long, all) = fetch(&agent, &guest, &METADATA.to_string(), "in a pod");
+    let node = OneGuest { guest, host, records: tempfile::tempdir().expect("a directory") };
+    node.write(1, permit);
+    let agent = node.configured_on(PortArgument::new("tap0", identity.mac).within(&pod), CONFIG);
+    let (long, all) = fetch(&agent, &node.guest, &METADATA.to_string(), "in a pod");
     assert!(long == 0 && all >= SEGMENTS, "{long} long frames of {all}");
 }
 
@@ -186,17 +166,13 @@ fn large_user_data_passes_a_tap_with_a_smaller_mtu_than_the_guests_nic() {
     if !privileged::or_skip() {
         return;
     }
-    let host = Host::new().expect("a node");
-    let records = tempfile::tempdir().expect("a directory");
-    let identity = Identity::of(0).with_user_data_of(LOSSY_BYTES);
-    identity.write(records.path(), 1).expect("a record");
-    let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
-    let tap = guest.host_tap().name();
+    let node = OneGuest::boot(&Identity::of(0).with_user_data_of(LOSSY_BYTES), |spec| spec);
+    node.write(1, |_| {});
+    let tap = node.guest.host_tap().name();
     // The guest's NIC keeps an MTU of 1,500, as the NIC of a container behind the guest would.
-    host.ns().ip(&format!("link set {tap} mtu 1450")).expect("a narrow tap");
-    let agent = Agent::start(host.ns(), records.path(), &[PortArgument::new(tap, identity.mac)]);
-    let agent = agent.expect("an agent");
-    let fetched = guest.fetch_own("/v1/user-data", PATIENCE);
+    node.host.ns().ip(&format!("link set {tap} mtu 1450")).expect("a narrow tap");
+    let agent = node.agent();
+    let fetched = node.guest.fetch_own("/v1/user-data", PATIENCE);
     fetched.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
 }
 
@@ -204,20 +180,17 @@ fn fetch_user_data_over(faults: Faults) {
     if !privileged::or_skip() {
         return;
     }
-    let host = Host::new().expect("a node");
-    let records = tempfile::tempdir().expect("a directory");
-    let identity = Identity::of(0).with_user_data_of(LOSSY_BYTES);
-    identity.write(records.path(), 1).expect("a record");
     let seed = support::seed();
-    let spec = Spec { to_host: faults, to_guest: faults, seed, ..Spec::of(&identity) };
-    let guest = Guest::boot(&host, &spec).expect("a guest");
+    let identity = Identity::of(0).with_user_data_of(LOSSY_BYTES);
+    let node = OneGuest::boot(&identity, |spec| Spec { to_host: faults, to_guest: faults, seed, ..spec });
+    node.write(1, |_| {});
+    let guest = &node.guest;
     // Frames of address resolution are lost as well. The default of three attempts would fail too often.
     for kind in ["mcast_solicit", "ucast_solicit"] {
         guest.ns().sysctl(&format!("ipv4/neigh/{NIC}/{kind}"), "20").expect("a setting");
     }
     guest.ns().sysctl(&format!("ipv4/neigh/{NIC}/retrans_time_ms"), "100").expect("a setting");
-    let port = PortArgument::new(guest.host_tap().name(), identity.mac);
-    let agent = Agent::start(host.ns(), records.path(), &[port]).expect("an agent");
+    let agent = node.agent();
     for fetch in 0..FETCHES {
         guest
             .fetch_own("/v1/user-data", PATIENCE)

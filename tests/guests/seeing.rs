@@ -12,94 +12,53 @@ use std::time::{Duration, Instant};
 use support::agent::{Agent, PortArgument};
 use support::eventually::eventually;
 use support::exposition::{Family, sum};
-use support::guest::{Guest, METADATA, Spec};
+use support::guest::METADATA;
 use support::host::Host;
 use support::netns::Namespace;
 use support::process::Stopped;
 use support::record::{Identity, replace};
+use support::scene::OneGuest;
 use support::tap::set_gro;
 use support::{agent, exposition, privileged, process};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A node, a guest and its record.
-struct Scene {
-    guest: Guest,
-    host: Host,
-    records: tempfile::TempDir,
+/// Starts an agent that writes an audit log.
+fn audited<'a>(scene: &'a OneGuest, words: &[&str]) -> Agent<'a> {
+    scene.agent_with(&[&["--audit", &log(scene).to_string_lossy()], words].concat())
 }
 
-impl Scene {
-    fn new() -> Self {
-        Self::with(|_| {})
-    }
+fn log(scene: &OneGuest) -> PathBuf {
+    scene.file("audit.log")
+}
 
-    fn with(change: impl FnOnce(&mut Value)) -> Self {
-        let scene = Self::without_record();
-        let identity = scene.guest.identity();
-        let mut record = serde_json::from_str(&identity.record(1)).expect("a record");
-        change(&mut record);
-        replace(&identity.path(scene.records.path()), &record.to_string()).expect("a record file");
-        scene
-    }
+/// Runs `xdp-imds status`; returns its exit code and output.
+fn status_text(scene: &OneGuest, words: &[&str]) -> (i32, String) {
+    let Output { status, stdout, stderr } = run_status(&scene.file("run"), words);
+    let said = [stdout, stderr].concat();
+    (status.code().expect("an exit code"), String::from_utf8(said).expect("text"))
+}
 
-    fn without_record() -> Self {
-        let records = tempfile::tempdir().expect("a directory");
-        let host = Host::new().expect("a node");
-        let guest = Guest::boot(&host, &Spec::of(&Identity::of(0))).expect("a guest");
-        Self { guest, host, records }
-    }
+fn status(scene: &OneGuest) -> (i32, AgentStatus) {
+    let (code, text) = status_text(scene, &["--json"]);
+    (code, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+}
 
-    fn agent(&self) -> Agent<'_> {
-        Agent::start(self.host.ns(), self.records.path(), &[self.port()]).expect("an agent")
-    }
+/// Runs curl with these arguments before the URL; returns status and body.
+fn curl(scene: &OneGuest, words: &[&str], path: &str) -> (u16, String) {
+    let url = format!("http://{METADATA}{path}");
+    scene.curl(&[words, &[url.as_str()]].concat())
+}
 
-    /// Starts an agent that writes an audit log.
-    fn audited(&self, words: &[&str]) -> Agent<'_> {
-        let mut all = agent::arguments(self.records.path(), &[self.port()]);
-        all.extend(["--audit".into(), self.log().into()]);
-        all.extend(words.iter().map(Into::into));
-        Agent::start_binary(&agent::binary().expect("the agent is built"), self.host.ns(), all)
-            .expect("an agent")
-    }
-
-    fn log(&self) -> PathBuf {
-        self.records.path().join("audit.log")
-    }
-
-    fn port(&self) -> PortArgument {
-        PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac)
-    }
-
-    /// Runs `xdp-imds status`; returns its exit code and output.
-    fn run_status(&self, words: &[&str]) -> (i32, String) {
-        let Output { status, stdout, stderr } = run_status(&self.records.path().join("run"), words);
-        let said = [stdout, stderr].concat();
-        (status.code().expect("an exit code"), String::from_utf8(said).expect("text"))
-    }
-
-    fn status(&self) -> (i32, AgentStatus) {
-        let (code, text) = self.run_status(&["--json"]);
-        (code, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
-    }
-
-    /// Runs curl with these arguments before the URL; returns status and body.
-    fn curl(&self, words: &[&str], path: &str) -> (u16, String) {
-        let url = format!("http://{METADATA}{path}");
-        let fetched = self.guest.curl(&[words, &[url.as_str()]].concat(), PATIENCE).expect("an answer");
-        (fetched.status, fetched.text())
-    }
-
-    /// Waits until the audit log has `count` lines.
-    fn lines(&self, count: usize) -> Vec<Value> {
-        let lines = eventually(PATIENCE, || {
-            let text = fs::read_to_string(self.log())?;
-            let lines = text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
-            ensure!(lines.len() == count, "{} lines instead of {count}:\n{text}", lines.len());
-            Ok(lines)
-        });
-        lines.unwrap_or_else(|error| panic!("{error:#}"))
-    }
+/// Waits until the audit log has `count` lines.
+fn lines(scene: &OneGuest, count: usize) -> Vec<Value> {
+    let lines = eventually(PATIENCE, || {
+        let text = fs::read_to_string(log(scene))?;
+        let lines = text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+        ensure!(lines.len() == count, "{} lines instead of {count}:\n{text}", lines.len());
+        Ok(lines)
+    });
+    lines.unwrap_or_else(|error| panic!("{error:#}"))
 }
 
 fn run_status(run: &Path, words: &[&str]) -> Output {
@@ -121,15 +80,15 @@ fn a_healthy_agent_reports_its_ports_and_guests() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new();
+    let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     let identity = scene.guest.identity();
-    let (code, status) = scene.status();
+    let (code, status) = status(&scene);
     assert_eq!((code, &status.troubles), (0, &vec![]), "{status:?}");
     assert_eq!((status.pid, status.live, status.ready, status.identities), (agent.pid(), true, true, 1));
     assert_eq!(status.ports.counts[&PortState::Attached], 1);
     assert_eq!((status.workers.len(), status.workers[0].device.is_empty()), (1, false));
-    let (code, table) = scene.run_status(&[]);
+    let (code, table) = status_text(&scene, &[]);
     assert!(code == 0 && table.contains("healthy") && table.contains("1 served (file)"), "{table}");
 
     let url = format!("http://{METADATA}/v1/meta-data");
@@ -137,7 +96,7 @@ fn a_healthy_agent_reports_its_ports_and_guests() {
     for name in
         [scene.guest.host_tap().name(), &identity.mac.to_string(), &identity.hostname, &identity.instance_id]
     {
-        let (code, text) = scene.run_status(&[name, "--json"]);
+        let (code, text) = status_text(&scene, &[name, "--json"]);
         let guests: Vec<KnownGuest> =
             serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
         assert_eq!((code, guests.len()), (0, 1), "{name}: {text}");
@@ -145,13 +104,13 @@ fn a_healthy_agent_reports_its_ports_and_guests() {
         assert_eq!(guests[0].vm.as_ref(), Some(&identity.hostname), "{name}");
         assert!(guests[0].held.is_some() && guests[0].slot.is_some(), "{name}: {text}");
     }
-    let (code, said) = scene.run_status(&["nobody"]);
+    let (code, said) = status_text(&scene, &["nobody"]);
     assert!(
         code == 7 && said.contains("no guest is known as nobody") && said.contains("xdp-imds ls"),
         "{said}"
     );
     agent.stop().expect("the agent stops");
-    let (code, _) = scene.run_status(&[]);
+    let (code, _) = status_text(&scene, &[]);
     assert_eq!(code, 5, "the agent has ended");
 }
 
@@ -160,12 +119,12 @@ fn a_refused_record_is_reported_until_it_is_corrected() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new();
+    let scene = OneGuest::with_record(|_| {});
     let _agent = scene.agent();
     let path = scene.guest.identity().path(scene.records.path());
     replace(&path, "schema: vmrecord/9\n").expect("a bad record");
     let degraded = eventually(PATIENCE, || {
-        let (code, status) = scene.status();
+        let (code, status) = status(&scene);
         anyhow::ensure!(code == 1, "{code}: {status:?}");
         Ok(status)
     });
@@ -180,7 +139,7 @@ fn a_refused_record_is_reported_until_it_is_corrected() {
     );
     scene.guest.identity().write(scene.records.path(), 2).expect("a good record");
     let healthy = eventually(PATIENCE, || {
-        let (code, status) = scene.status();
+        let (code, status) = status(&scene);
         anyhow::ensure!(code == 0, "{code}: {status:?}");
         Ok(())
     });
@@ -192,11 +151,11 @@ fn an_absent_port_is_reported_as_waiting_and_not_as_trouble() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new();
+    let scene = OneGuest::with_record(|_| {});
     let absent = PortArgument { ifname: "tap9999".into(), mac: None, ..scene.port() };
     let _agent =
         Agent::start(scene.host.ns(), scene.records.path(), &[scene.port(), absent]).expect("an agent");
-    let (code, status) = scene.status();
+    let (code, status) = status(&scene);
     assert_eq!((code, status.ports.counts[&PortState::Waiting]), (0, 1), "{status:?}");
     assert_eq!((status.ports.listed[0].name.as_str(), status.ports.listed.len()), ("tap9999", 1));
 }
@@ -206,7 +165,7 @@ fn the_metrics_address_serves_probes_and_metrics_but_no_status() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new();
+    let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     for (path, status) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/v1/status", 404)] {
         assert_eq!(agent.ask(path).expect("an answer").0, status, "{path}");
@@ -218,7 +177,7 @@ fn healthz_names_a_worker_while_it_is_stuck() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new();
+    let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     assert_eq!(agent.ask("/healthz").expect("an answer"), (200, "ok\n".into()));
     let stopped = Stopped::thread(agent.pid(), "imds-hub-0").expect("a worker to stop");
@@ -237,7 +196,7 @@ fn healthz_names_a_worker_while_it_is_stuck() {
         200,
         "the metrics published last must still be served"
     );
-    let (code, status) = scene.status();
+    let (code, status) = status(&scene);
     assert!(code == 1 && !status.live, "{status:?}");
     drop(stopped);
     let answered = eventually(PATIENCE, || {
@@ -253,7 +212,7 @@ fn a_stopped_process_answers_no_probe() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new();
+    let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     process::signal(agent.pid(), libc::SIGSTOP).expect("a process to stop");
     let asked = agent.ask("/healthz");
@@ -279,8 +238,8 @@ fn every_request_writes_one_audit_line() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::with(|_| {});
-    let _agent = scene.audited(&[]);
+    let scene = OneGuest::with_record(|_| {});
+    let _agent = audited(&scene, &[]);
     let asked = [
         (&[][..], "/v1/meta-data", "/v1/meta-data", "GET", 200, "nocloud"),
         (&["-I"], "/v1/user-data", "/v1/user-data", "HEAD", 200, "nocloud"),
@@ -298,8 +257,8 @@ fn every_request_writes_one_audit_line() {
         (&["-X", "BREW"], "/pot", "/pot", "?", 405, "none"),
         (&[], "/no/such/path", "/no/such/path", "GET", 404, "none"),
     ];
-    let bodies: Vec<_> = asked.iter().map(|(words, path, ..)| scene.curl(words, path)).collect();
-    let lines = scene.lines(asked.len());
+    let bodies: Vec<_> = asked.iter().map(|(words, path, ..)| curl(&scene, words, path)).collect();
+    let lines = lines(&scene, asked.len());
     let identity = scene.guest.identity();
     for ((line, (_, _, path, method, status, dialect)), (got, body)) in lines.iter().zip(asked).zip(bodies) {
         let found = ["path", "method", "dialect"].map(|field| line[field].as_str().unwrap_or_default());
@@ -319,7 +278,7 @@ fn every_request_writes_one_audit_line() {
         assert!((1..1_000_000).contains(&line["us"].as_u64().unwrap_or_default()), "{line}");
         assert!(line["time"].as_str().is_some_and(|time| time.len() == 20 && time.ends_with('Z')), "{line}");
     }
-    assert_eq!(fs::metadata(scene.log()).expect("a file").permissions().mode() & 0o777, 0o600);
+    assert_eq!(fs::metadata(log(&scene)).expect("a file").permissions().mode() & 0o777, 0o600);
 }
 
 #[test]
@@ -328,7 +287,7 @@ fn no_secret_appears_in_the_audit_log_the_log_the_metrics_or_the_status() {
         return;
     }
     let secret = |what: &str| format!("{CANARY}-{what}");
-    let scene = Scene::with(|record| {
+    let scene = OneGuest::with_record(|record| {
         record["user_data"] = json!({"text": format!("#cloud-config\n# {}\n", secret("user-data"))});
         record["vendor_data"] = json!({"text": format!("#cloud-config\n# {}\n", secret("vendor-data"))});
         record["admin"] = json!({"user": "alice", "password": secret("password")});
@@ -338,10 +297,10 @@ fn no_secret_appears_in_the_audit_log_the_log_the_metrics_or_the_status() {
             "expires": "2030-01-01T00:00:00Z",
         }});
     });
-    let agent = scene.audited(&["--log", "trace"]);
+    let agent = audited(&scene, &["--log", "trace"]);
     let shown = |words: &[&str]| {
         let mut command = Command::new(agent::binary().expect("the agent is built"));
-        command.args(words).args(["--json", "--run"]).arg(scene.records.path().join("run"));
+        command.args(words).args(["--json", "--run"]).arg(scene.file("run"));
         let text = String::from_utf8(command.output().expect("the verb runs").stdout).expect("text");
         assert!(text.contains(&scene.guest.identity().mac.to_string()) || words[0] == "status", "{text}");
         text
@@ -351,7 +310,7 @@ fn no_secret_appears_in_the_audit_log_the_log_the_metrics_or_the_status() {
     let mut requests = 0;
     let mut ask = |words: &[&str], path: &str| {
         requests += 1;
-        scene.curl(words, path)
+        curl(&scene, words, path)
     };
     let ttl = "X-aws-ec2-metadata-token-ttl-seconds: 60";
     let (status, token) = ask(&["-X", "PUT", "-H", ttl], "/latest/api/token");
@@ -384,13 +343,13 @@ fn no_secret_appears_in_the_audit_log_the_log_the_metrics_or_the_status() {
     let path = format!("http://user:{}@{METADATA}/v1/meta-data", secret("authority"));
     requests += 1;
     scene.guest.curl(&["--request-target", &path, &path], PATIENCE).expect("an answer");
-    scene.lines(requests);
+    lines(&scene, requests);
     let (_, metrics) = agent.ask("/metrics").expect("metrics");
     let status = shown(&["status", "--all"]);
     assert!(status.contains("schema"), "{status}");
     let view = shown(&["top"]) + &shown(&["top", &scene.guest.identity().mac.to_string()]);
     assert!(view.contains("/latest/meta-data"), "{view}");
-    let audit = fs::read_to_string(scene.log()).expect("an audit log");
+    let audit = fs::read_to_string(log(&scene)).expect("an audit log");
     for (name, text) in [
         ("audit", audit),
         ("metrics", metrics),
@@ -409,12 +368,12 @@ fn a_stalled_disk_drops_audit_lines_and_no_request() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::with(|_| {});
-    let made = Command::new("mkfifo").arg(scene.log()).status().expect("mkfifo runs");
+    let scene = OneGuest::with_record(|_| {});
+    let made = Command::new("mkfifo").arg(log(&scene)).status().expect("mkfifo runs");
     assert!(made.success());
     // The pipe is open at both ends and nothing reads it.
-    let pipe = fs::OpenOptions::new().read(true).write(true).open(scene.log()).expect("a pipe");
-    let agent = scene.audited(&[]);
+    let pipe = fs::OpenOptions::new().read(true).write(true).open(log(&scene)).expect("a pipe");
+    let agent = audited(&scene, &[]);
     let (begun, mut answered) = (Instant::now(), 0);
     let dropped = loop {
         let url = format!("http://{METADATA}/v1/meta-data?[1-200]");
@@ -444,11 +403,11 @@ fn audit_lines_go_to_the_new_file_after_a_rotation() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::with(|_| {});
-    let agent = scene.audited(&[]);
-    scene.curl(&[], "/v1/meta-data");
-    scene.lines(1);
-    fs::rename(scene.log(), scene.records.path().join("audit.old")).expect("renamed");
+    let scene = OneGuest::with_record(|_| {});
+    let agent = audited(&scene, &[]);
+    curl(&scene, &[], "/v1/meta-data");
+    lines(&scene, 1);
+    fs::rename(log(&scene), scene.records.path().join("audit.old")).expect("renamed");
     process::signal(agent.pid(), libc::SIGHUP).expect("a signal");
     let reloaded = eventually(PATIENCE, || {
         let (_, text) = agent.ask("/metrics")?;
@@ -457,8 +416,8 @@ fn audit_lines_go_to_the_new_file_after_a_rotation() {
         Ok(())
     });
     reloaded.expect("a reload");
-    scene.curl(&[], "/v1/user-data");
-    let lines = scene.lines(1);
+    curl(&scene, &[], "/v1/user-data");
+    let lines = lines(&scene, 1);
     assert_eq!(lines[0]["path"], "/v1/user-data");
 }
 
@@ -486,7 +445,7 @@ fn answers_are_counted_by_dialect_and_status_with_the_time_they_took() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new();
+    let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     let asked = [
         (&[][..], "/latest/meta-data/instance-id", 200, "ec2"),
@@ -499,7 +458,7 @@ fn answers_are_counted_by_dialect_and_status_with_the_time_they_took() {
         (&[], "/", 200, "any"),
     ];
     for (words, path, status, _) in asked {
-        assert_eq!(scene.curl(words, path).0, status, "{words:?} {path}");
+        assert_eq!(curl(&scene, words, path).0, status, "{words:?} {path}");
     }
     for (_, _, status, datasource) in asked {
         let alike =
@@ -525,7 +484,7 @@ fn a_waiting_request_is_counted_while_it_waits_and_by_its_outcome() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::without_record();
+    let scene = OneGuest::boot(&Identity::of(0), |spec| spec);
     let agent = scene.agent();
     let waits =
         |expected| wait_for_sum(&agent, "xdp_imds_parked_requests", &[("reason", "record")], expected);
@@ -538,10 +497,10 @@ fn a_waiting_request_is_counted_while_it_waits_and_by_its_outcome() {
         );
     };
     waits(0.0);
-    assert_eq!(scene.curl(&[], "/metadata/v1.json").0, 503, "the request waits 1.5 s");
+    assert_eq!(curl(&scene, &[], "/metadata/v1.json").0, 503, "the request waits 1.5 s");
     ended("expired", 1.0);
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| scene.curl(&[], "/openstack/latest/meta_data.json").0);
+        let waiting = scope.spawn(|| curl(&scene, &[], "/openstack/latest/meta_data.json").0);
         waits(1.0);
         scene.guest.identity().write(scene.records.path(), 1).expect("a record");
         assert_eq!(waiting.join().expect("an answer"), 200);
@@ -569,7 +528,7 @@ fn records_ports_and_identities_are_counted_by_state() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new();
+    let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     wait_for_sum(&agent, "xdp_imds_instances", &[("source", "file"), ("state", "served")], 1.0);
     wait_for_sum(&agent, "xdp_imds_taps", &[("state", "attached")], 1.0);
@@ -632,9 +591,9 @@ fn a_frame_with_a_foreign_mac_is_counted_as_a_mismatch() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new();
+    let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
-    assert_eq!(scene.curl(&[], "/v1/meta-data").0, 200);
+    assert_eq!(curl(&scene, &[], "/v1/meta-data").0, 200);
     wait_for_sum(&agent, "xdp_imds_identity_mismatch_total", &[], 0.0);
     scene.guest.ns().ip("link set eth0 address 52:54:00:ff:ff:ff").expect("another MAC");
     let url = format!("http://{METADATA}/v1/meta-data");
@@ -649,9 +608,9 @@ fn metrics_cover_the_process_and_its_workers() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new();
+    let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
-    assert_eq!(scene.curl(&[], "/v1/meta-data").0, 200);
+    assert_eq!(curl(&scene, &[], "/v1/meta-data").0, 200);
     let families = families(&agent);
     for (name, least) in [
         ("process_resident_memory_bytes", 1e6),

@@ -12,55 +12,31 @@ use support::guest::{Guest, METADATA, Spec};
 use support::host::Host;
 use support::netns::Namespace;
 use support::record::Identity;
+use support::scene::OneGuest;
 use support::{agent, privileged, process};
 
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A node with a guest, whose record is there if it is `recorded`.
-struct Scene {
-    guest: Guest,
-    host: Host,
-    records: tempfile::TempDir,
+fn shown(scene: &OneGuest, words: &[&str]) -> String {
+    let Output { status, stdout, stderr } = top(&scene.file("run"), words);
+    assert!(status.success(), "{words:?}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).expect("text")
 }
 
-impl Scene {
-    fn new(recorded: bool) -> Self {
-        let records = tempfile::tempdir().expect("a directory");
-        let host = Host::new().expect("a node");
-        let identity = Identity::of(0);
-        if recorded {
-            identity.write(records.path(), 1).expect("a record");
-        }
-        let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
-        Self { guest, host, records }
-    }
+fn document<T: serde::de::DeserializeOwned>(scene: &OneGuest, words: &[&str]) -> T {
+    let text = shown(scene, &[words, &["--json"]].concat());
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
 
-    fn agent(&self) -> Agent<'_> {
-        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
-        Agent::start(self.host.ns(), self.records.path(), &[port]).expect("an agent")
-    }
+/// The only VM of the node.
+fn only_row(scene: &OneGuest) -> VmRow {
+    let top: Top = document(scene, &[]);
+    assert_eq!(top.vms.len(), 1, "{top:?}");
+    top.vms.into_iter().next().expect("a VM")
+}
 
-    fn top(&self, words: &[&str]) -> String {
-        let Output { status, stdout, stderr } = top(&self.records.path().join("run"), words);
-        assert!(status.success(), "{words:?}: {}", String::from_utf8_lossy(&stderr));
-        String::from_utf8(stdout).expect("text")
-    }
-
-    fn document<T: serde::de::DeserializeOwned>(&self, words: &[&str]) -> T {
-        let text = self.top(&[words, &["--json"]].concat());
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
-    }
-
-    /// The only VM of the node.
-    fn row(&self) -> VmRow {
-        let top: Top = self.document(&[]);
-        assert_eq!(top.vms.len(), 1, "{top:?}");
-        top.vms.into_iter().next().expect("a VM")
-    }
-
-    fn ask(&self, path: &str) {
-        self.guest.curl(&[&format!("http://{METADATA}{path}")], PATIENCE).expect("an answer");
-    }
+fn ask(scene: &OneGuest, path: &str) {
+    scene.guest.curl(&[&format!("http://{METADATA}{path}")], PATIENCE).expect("an answer");
 }
 
 fn top(run: &Path, words: &[&str]) -> Output {
@@ -73,31 +49,31 @@ fn a_boot_is_followed_from_the_first_request_to_the_last() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new(true);
+    let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
-    let row = scene.row();
+    let row = only_row(&scene);
     assert_eq!((row.stage, row.requests, row.first, row.dialect), (BootStage::Silent, 0, None, None));
     assert_eq!(row.vm.as_ref(), Some(&scene.guest.identity().hostname));
-    scene.ask("/v1/meta-data");
-    scene.ask("/nowhere");
-    let row = scene.row();
+    ask(&scene, "/v1/meta-data");
+    ask(&scene, "/nowhere");
+    let row = only_row(&scene);
     assert_eq!((row.dialect.as_deref(), row.requests), (Some("nocloud"), 2), "{row:?}");
     assert_eq!((row.path.as_deref(), row.status), (Some("/nowhere"), Some(404)), "{row:?}");
     assert!(!row.has_user_data && row.first >= row.last, "{row:?}");
-    scene.ask("/v1/user-data?token=hunter2");
+    ask(&scene, "/v1/user-data?token=hunter2");
     let name = scene.guest.identity().mac.to_string();
-    let pages: Vec<VmPage> = scene.document(&[&name]);
+    let pages: Vec<VmPage> = document(&scene, &[&name]);
     let paths: Vec<_> = pages[0].requests.iter().map(|request| (&*request.path, request.status)).collect();
     assert_eq!(paths, [("/v1/user-data", 200), ("/nowhere", 404), ("/v1/meta-data", 200)]);
     assert!(pages[0].row.has_user_data && pages[0].held.is_some(), "{pages:?}");
-    let top: Top = scene.document(&[]);
+    let top: Top = document(&scene, &[]);
     assert!(top.traffic.requests == 3 && top.traffic.per_second.is_some(), "{top:?}");
     let quiet = eventually(PATIENCE, || {
-        anyhow::ensure!(scene.row().stage == BootStage::Quiet);
+        anyhow::ensure!(only_row(&scene).stage == BootStage::Quiet);
         Ok(())
     });
     quiet.expect("a guest without requests becomes quiet");
-    let text = scene.top(&["--once"]);
+    let text = shown(&scene, &["--once"]);
     for part in ["xdp-imds ", " 1: 1 quiet", "nocloud", "/v1/user-data", "q quit"] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -110,14 +86,14 @@ fn a_guest_whose_record_is_late_waits_for_it() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new(false);
+    let scene = OneGuest::boot(&Identity::of(0), |spec| spec);
     let _agent = scene.agent();
     let url = format!("http://{METADATA}/v1/meta-data");
     let mac = scene.guest.identity().mac.to_string();
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| scene.guest.curl(&[&url], PATIENCE));
         let held = eventually(PATIENCE, || {
-            let pages: Vec<VmPage> = scene.document(&[&mac]);
+            let pages: Vec<VmPage> = document(&scene, &[&mac]);
             let held = pages[0].held.map_or(0, |held| held.requests);
             anyhow::ensure!(held == 1 || asking.is_finished(), "{pages:?}");
             Ok(pages)
@@ -125,11 +101,11 @@ fn a_guest_whose_record_is_late_waits_for_it() {
         let pages = held.expect("the request is held");
         assert_eq!(pages[0].row.stage, BootStage::Unrecorded);
         assert_eq!(pages[0].row.waits_for.as_deref(), Some("its record"));
-        scene.guest.identity().write(scene.records.path(), 1).expect("a record");
+        scene.write(1, |_| {});
         drop(asking.join().expect("no panic"));
     });
     let served = eventually(PATIENCE, || {
-        let row = scene.row();
+        let row = only_row(&scene);
         anyhow::ensure!(row.stage != BootStage::Unrecorded, "{row:?}");
         Ok(())
     });
@@ -141,16 +117,16 @@ fn only_the_vms_that_match_a_filter_are_listed() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new(true);
+    let scene = OneGuest::with_record(|_| {});
     let _agent = scene.agent();
     for (filter, matching) in [("SILENT", 1), ("nothing-is-called-so", 0), (scene.guest.host_tap().name(), 1)]
     {
-        let top: Top = scene.document(&["--filter", filter, "--sort", "name", "--limit", "1"]);
+        let top: Top = document(&scene, &["--filter", filter, "--sort", "name", "--limit", "1"]);
         assert_eq!((top.matching, top.vms.len() as u64), (matching, matching), "{filter}");
         assert_eq!(top.stages.values().sum::<u64>(), 1, "counts are of the whole node");
     }
     let long = "x".repeat(300);
-    let refused = top(&scene.records.path().join("run"), &["--json", "--filter", &long]);
+    let refused = top(&scene.file("run"), &["--json", "--filter", &long]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("256 bytes"), "{said}");
 }
@@ -277,8 +253,8 @@ fn the_view_finds_an_agent_that_starts_and_says_when_it_is_gone() {
     if !privileged::or_skip() {
         return;
     }
-    let scene = Scene::new(true);
-    let terminal = InTerminal::start(&scene.records.path().join("run"));
+    let scene = OneGuest::with_record(|_| {});
+    let terminal = InTerminal::start(&scene.file("run"));
     let agent = scene.agent();
     terminal.wait_for("serving", 1);
     terminal.wait_for(&scene.guest.identity().hostname, 1);

@@ -1,9 +1,6 @@
 //! The agent follows taps and records that appear, change and vanish while it runs.
 
-mod node;
-
 use anyhow::{Result, ensure};
-use node::Node;
 use std::time::Duration;
 use support::agent::{Agent, PortArgument};
 use support::eventually::eventually;
@@ -12,6 +9,7 @@ use support::host::Host;
 use support::netns::Namespace;
 use support::privileged;
 use support::record::{Identity, replace};
+use support::scene::ManyNamespaces;
 use support::tap::Shape;
 
 /// Time limit of one request. It is short, so that a repeated request soon shows a change.
@@ -183,7 +181,7 @@ fn the_next_agent_answers_guests_of_a_hundred_namespaces_after_a_kill() {
         return;
     }
     for steer in ["auto", "tcx"] {
-        let node = Node::new(NAMESPACES, &["--steer", steer]).expect("a node");
+        let node = ManyNamespaces::new(NAMESPACES, &["--steer", steer]).expect("a node");
         let agent = node.agent().expect("an agent");
         node.all_ask(PATIENCE).unwrap_or_else(|error| panic!("{steer}: {error:#}"));
         agent.kill().expect("killed");

@@ -22,9 +22,11 @@ use support::{objects, privileged};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-use super::node::{receives, within};
-use crate::node::{ALICE, BOB, Bridged, Node, ask, config, pinned, port, start_in, steered};
+use crate::node::{
+    ALICE, BOB, Bridged, Node, ask, config, pinned, port, receives, start_in, steered, within,
+};
 
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Wait after which something counts as not happening.
 const MOMENT: Duration = Duration::from_millis(100);
 
@@ -593,7 +595,6 @@ fn a_device_without_native_xdp_is_steered_by_generic_xdp() {
 
 // Steering counts each frame that a device refuses or has no room for, by device.
 
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Length of a tap's ring, in frames.
 const RING: u64 = 8;
 /// Limits that admit every frame.

@@ -39,6 +39,8 @@ pub mod prog_test;
 pub mod question;
 pub mod raw;
 #[cfg(feature = "privileged")]
+pub mod scene;
+#[cfg(feature = "privileged")]
 pub mod station;
 #[cfg(feature = "privileged")]
 pub mod tap_client;
