@@ -3,7 +3,7 @@
 use super::Place;
 use super::guests::{HARMS, Hostile};
 use super::guests::{Places, Roamer};
-use super::watch::{Watch, hub_devices};
+use super::watch::{SoakWatch, hub_devices};
 use super::{Shared, add};
 use crate::storm::crawl::Dialect;
 use crate::storm::guest::Plan;
@@ -179,7 +179,7 @@ impl Node {
         &'a self,
         agent: Agent<'a>,
         ending: Ending,
-        watch: &mut Watch,
+        watch: &mut SoakWatch,
         shared: &Shared,
     ) -> Result<Agent<'a>> {
         watch.note(agent.pid())?;
