@@ -12,9 +12,7 @@ use testbed::netns::run;
 use testbed::packages::{Packages, With};
 
 use crate::checks::Check;
-use crate::kernel::Architecture;
-use crate::kernel::GuestPrograms;
-use crate::kernel::Kernel;
+use crate::kernel::{Architecture, GuestPrograms, Kernel};
 
 /// The release of the guest's tools. Its C library runs programs that are linked with an older one.
 const SUITE: &str = "trixie";

@@ -36,11 +36,10 @@ use support::tap::{Shape, Tap};
 
 use crate::storm::crawl::Dialect;
 use crate::storm::guest::{
-    Answer, Arrival, Expected, Nanos, Orders, Plan, Progress, Pump, SECOND, TAP_GROUP, tap_name,
+    Answer, Arrival, DESCRIBED, Expected, Nanos, Orders, Plan, Progress, Pump, SECOND, Stall, StallWatch,
+    Stalls, TAP_GROUP, seconds, tap_name,
 };
-use crate::storm::guest::{DESCRIBED, Stall, StallWatch, Stalls, seconds};
-use crate::storm::size;
-use crate::storm::{self, Case};
+use crate::storm::{self, Case, size};
 
 /// The most guests of a kind: a Linux guest takes a namespace and three threads.
 const GUESTS_MOST: usize = 256;

@@ -33,8 +33,7 @@ use std::time::{Duration, Instant};
 use support::agent::Agent;
 use support::guest::METADATA;
 use support::record::{Identity, replace};
-use watch::SoakReport;
-use watch::{SoakSample, SoakWatch};
+use watch::{SoakReport, SoakSample, SoakWatch};
 
 use crate::storm::crawl::Dialect;
 use crate::storm::guest::{Plan, Planned};

@@ -8,8 +8,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use crate::facts::Facts;
-use crate::facts::{Host, Hosts, Prefix};
+use crate::facts::{Facts, Host, Hosts, Prefix};
 use crate::plan::{BINARY, CONFIG, HostStep, LIB, LOG, SERVICE, Source, Wanted};
 use crate::{facts, plan};
 

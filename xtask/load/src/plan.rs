@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::facts::Facts;
-use crate::facts::{Input, Script};
+use crate::facts::{Facts, Input, Script};
 
 /// How long a previous agent may take to end: 30 s for its guests (`DRAIN_LIMIT`), and a margin. Also how long an agent
 /// may take after SIGTERM, as in its unit.
@@ -261,8 +260,7 @@ mod tests {
     use std::process::Command;
 
     use super::{BINARY, CONFIG, HostStep, LIB, LoadPlan, Source, Wanted, bridge_unit, load, unit, unload};
-    use crate::facts::Facts;
-    use crate::facts::Input;
+    use crate::facts::{Facts, Input};
 
     fn wanted(source: Source, config: Option<&str>) -> Wanted {
         Wanted { source, config: config.map(Into::into), ready_within: 60 }

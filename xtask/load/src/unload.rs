@@ -1,7 +1,6 @@
 //! `cargo xtask unload`: opens the taps and takes away what `cargo xtask load` has put on a host.
 
-use crate::facts::Facts;
-use crate::facts::Hosts;
+use crate::facts::{Facts, Hosts};
 use crate::load::{self, HostRow, LoadOutcome};
 use crate::plan;
 use anyhow::Result;

@@ -1,10 +1,8 @@
 //! The node: its namespaces, the agent in one of them, and all guests.
 
-use super::Place;
-use super::guests::{HARMS, Hostile};
-use super::guests::{Places, Roamer};
+use super::guests::{HARMS, Hostile, Places, Roamer};
 use super::watch::{SoakWatch, hub_devices};
-use super::{Shared, add};
+use super::{Place, Shared, add};
 use crate::storm::crawl::Dialect;
 use crate::storm::guest::Plan;
 use anyhow::{Context as _, Result, ensure};

@@ -12,9 +12,7 @@ use support::objects::Objects;
 use super::Shared;
 use crate::storm::report;
 use crate::storm::report::STYLE;
-use crate::storm::report::chart::Scale;
-use crate::storm::report::chart::{Attribute, Xml};
-use crate::storm::report::chart::{Axis, Curve, Drawing, Plot};
+use crate::storm::report::chart::{Attribute, Axis, Curve, Drawing, Plot, Scale, Xml};
 
 /// The prefix of the names of the hubs' inner ends.
 const INNER: &str = "imds-i";

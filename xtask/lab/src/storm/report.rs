@@ -7,9 +7,7 @@ pub(crate) mod chart;
 #[cfg(test)]
 mod tests;
 
-use chart::Scale;
-use chart::{At, Attribute, Xml};
-use chart::{Axis, Bars, Curve, Drawing, Plot, WIDTH};
+use chart::{At, Attribute, Axis, Bars, Curve, Drawing, Plot, Scale, WIDTH, Xml};
 use std::fmt::Display;
 use std::{array, fmt};
 

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::bpffs::Bpffs;
 
-use super::cpu::{Clocks, Threads};
-use super::cpu::{Idle, MeasuredCase, MeasuredSubject, Round, Settings};
+use super::cpu::{Clocks, Idle, MeasuredCase, MeasuredSubject, Round, Settings, Threads};
 use super::crawl::Dialect;
 use super::guest::{Arrival, Flood, Orders, Outcome, Prices};
 use super::peer::{Scene, Subject};

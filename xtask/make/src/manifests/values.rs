@@ -1,8 +1,7 @@
 //! The chart's values: the README's table, made from the comments of `values.yaml`, and what `values.schema.json`
 //! accepts and refuses.
 
-use super::CHART;
-use super::Tools;
+use super::{CHART, Tools};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use std::fs;

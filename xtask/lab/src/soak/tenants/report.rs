@@ -2,9 +2,7 @@
 
 use super::AttackTally;
 use super::node::PATIENCE;
-use crate::storm::report::chart::Scale;
-use crate::storm::report::chart::{At, Attribute, Xml};
-use crate::storm::report::chart::{Axis, Curve, Drawing, Plot, WIDTH};
+use crate::storm::report::chart::{At, Attribute, Axis, Curve, Drawing, Plot, Scale, WIDTH, Xml};
 use crate::storm::report::{self, STYLE};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
