@@ -4,9 +4,10 @@
 //! are simulated: each pod is found as soon as the feed watches for it.
 
 use metadata_content::record::{Record, RecordLimits};
-use metadata_feed::contact::{Contact, FailureStreak};
+use metadata_feed::contact::Contact;
 use metadata_feed::kubevirt::{Feed, KubevirtOptions, Launchers, WatchPacing, follow};
 use metadata_feed::pods::{Inlets, Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
+use metadata_feed::source::FailureStreak;
 use metadata_feed::state::save_queue::SaveQueue;
 use metadata_feed::{FeedEvent, kubevirt};
 use serde_json::{Value, json};

@@ -51,7 +51,7 @@ struct Step {
     name: &'static str,
     /// What it checks, for `--list`.
     about: &'static str,
-    run: fn(&Run) -> Result<Outcome>,
+    run: fn(&CiRun) -> Result<StepOutcome>,
     /// The paths that it depends on, as Git understands them; without any it runs each time.
     inputs: &'static [&'static [&'static str]],
     /// What only `--whole` and a run of the named step do.
@@ -69,7 +69,7 @@ enum Left {
 
 /// How a step ended that found no fault.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum StepOutcome {
     Passed,
     /// This machine lacks what the step needs; the words say what.
     NotChecked(String),
@@ -78,7 +78,7 @@ pub(crate) enum Outcome {
 }
 
 /// What a step knows of the run.
-struct Run {
+struct CiRun {
     /// Nothing is left out.
     is_whole: bool,
     /// The step `build` has built the programs of all verbs.
@@ -135,7 +135,7 @@ const STEPS: &[Step] = &[
 const fn step(
     name: &'static str,
     about: &'static str,
-    run: fn(&Run) -> Result<Outcome>,
+    run: fn(&CiRun) -> Result<StepOutcome>,
     inputs: &'static [&'static [&'static str]],
 ) -> Step {
     Step { name, about, run, inputs, left: Left::Nothing }
@@ -147,7 +147,7 @@ impl Step {
     }
 
     /// Runs the step, and returns its line of the summary.
-    fn run(&self, run: &Run, stamps: &Stamps) -> Result<String> {
+    fn run(&self, run: &CiRun, stamps: &Stamps) -> Result<String> {
         let name = self.name;
         let left = match self.left {
             _ if run.is_whole => String::new(),
@@ -160,9 +160,9 @@ impl Step {
         let outcome = stamps.run(name, self.inputs, run.is_whole, || (self.run)(run))?;
         let seconds = started.elapsed().as_secs();
         Ok(match outcome {
-            Outcome::Passed => format!("ok      {seconds:>5} s  {name}{left}"),
-            Outcome::NotChecked(why) => format!("NOT CHECKED      {name}: {why}"),
-            Outcome::Unchanged => format!("skipped          {name}: unchanged since it passed{left}"),
+            StepOutcome::Passed => format!("ok      {seconds:>5} s  {name}{left}"),
+            StepOutcome::NotChecked(why) => format!("NOT CHECKED      {name}: {why}"),
+            StepOutcome::Unchanged => format!("skipped          {name}: unchanged since it passed{left}"),
         })
     }
 }
@@ -183,7 +183,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // Only a run of all steps may have to build everything.
     let held = if is_named { WHOLE_RUN } else { held(&target, WHOLE_RUN) };
     eprintln!("{}", room(&target, free, held)?);
-    let run = Run { is_whole: args.whole || is_named, has_built: Cell::new(false) };
+    let run = CiRun { is_whole: args.whole || is_named, has_built: Cell::new(false) };
     let stamps = Stamps::here();
     let mut lines = Vec::new();
     let mut failed = Vec::new();
@@ -260,16 +260,16 @@ fn held(dir: &Path, enough: u64) -> u64 {
     sum
 }
 
-fn format(_: &Run) -> Result<Outcome> {
+fn format(_: &CiRun) -> Result<StepOutcome> {
     shell::run(&mut shell::cargo(["fmt", "--all", "--check"]))?;
     passed(shell::run(&mut shell::cargo(["fmt", "--manifest-path", EBPF, "--check"])))
 }
 
-fn passed(checked: Result<()>) -> Result<Outcome> {
-    checked.map(|()| Outcome::Passed)
+fn passed(checked: Result<()>) -> Result<StepOutcome> {
+    checked.map(|()| StepOutcome::Passed)
 }
 
-fn lints(_: &Run) -> Result<Outcome> {
+fn lints(_: &CiRun) -> Result<StepOutcome> {
     let strict = ["--locked", "--", "--deny", "warnings"];
     shell::run(shell::cargo(["clippy", "--workspace", "--all-targets"]).args(strict))?;
     // The agent without the features that only clusters need, and the tests that need neither root nor a cluster.
@@ -278,12 +278,12 @@ fn lints(_: &Run) -> Result<Outcome> {
     passed(shell::run(shell::cargo(["clippy", "--manifest-path", EBPF]).args(strict)))
 }
 
-fn docs(_: &Run) -> Result<Outcome> {
+fn docs(_: &CiRun) -> Result<StepOutcome> {
     let mut doc = shell::cargo(["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"]);
     passed(shell::run(doc.env("RUSTDOCFLAGS", "--deny warnings")))
 }
 
-fn deny(_: &Run) -> Result<Outcome> {
+fn deny(_: &CiRun) -> Result<StepOutcome> {
     if shell::which("cargo-deny").is_none() {
         bail!("cargo-deny is missing; run `cargo install --locked cargo-deny`");
     }
@@ -292,12 +292,12 @@ fn deny(_: &Run) -> Result<Outcome> {
 }
 
 /// Checks for known vulnerabilities. The advisory database comes over the network.
-fn advisories(_: &Run) -> Result<Outcome> {
+fn advisories(_: &CiRun) -> Result<StepOutcome> {
     let fetched =
         shell::cargo(["deny", "--locked", "fetch", "db"]).stderr(std::process::Stdio::null()).status();
     if !fetched.is_ok_and(|status| status.success()) {
         let why = "the advisory database could not be fetched; run `cargo deny check advisories` where there is network";
-        return Ok(Outcome::NotChecked(why.into()));
+        return Ok(StepOutcome::NotChecked(why.into()));
     }
     passed(shell::run(&mut shell::cargo(["deny", "--locked", "check", "--disable-fetch", "advisories"])))
 }
@@ -308,19 +308,19 @@ const PROGRAMS: [&str; 5] =
 
 /// Builds all tests and the programs of all verbs in one call, with one set of features and in one profile, so that
 /// nothing is built twice: one by one, each program would have features of its own.
-fn build(run: &Run) -> Result<Outcome> {
+fn build(run: &CiRun) -> Result<StepOutcome> {
     let bins = PROGRAMS.iter().flat_map(|name| ["--bin", name]);
     let mut cargo = shell::cargo(["build", "--locked", "--profile", "test", "--workspace", "--tests"]);
     shell::run(cargo.args(bins))?;
     run.has_built.set(true);
-    Ok(Outcome::Passed)
+    Ok(StepOutcome::Passed)
 }
 
-fn object(run: &Run) -> Result<Outcome> {
+fn object(run: &CiRun) -> Result<StepOutcome> {
     run.xtask(&["build-ebpf", "--check"])
 }
 
-fn tests(run: &Run) -> Result<Outcome> {
+fn tests(run: &CiRun) -> Result<StepOutcome> {
     run.xtask(&["test", "--require-privileged"])
 }
 
@@ -331,28 +331,28 @@ fn agent() -> Result<String> {
 }
 
 /// Checks that README and book match the code, and that their links work.
-fn book(run: &Run) -> Result<Outcome> {
+fn book(run: &CiRun) -> Result<StepOutcome> {
     run.xtask(&["book", "--check", "--agent", &agent()?])
 }
 
 /// Renders the manifests and validates them against their schemas.
-fn manifests(run: &Run) -> Result<Outcome> {
+fn manifests(run: &CiRun) -> Result<StepOutcome> {
     run.xtask(&["manifests"])
 }
 
 /// Checks that a container of the image serves a guest, and that builds in two directories have the same digest.
-fn image(run: &Run) -> Result<Outcome> {
+fn image(run: &CiRun) -> Result<StepOutcome> {
     let words = ["image", "--try", "--profile", QUICK, "--check"];
     run.xtask(if run.is_whole { &words } else { &words[..4] })
 }
 
 /// Makes the package of the image's binary, checks its contents, installs it and purges it.
-fn package(run: &Run) -> Result<Outcome> {
+fn package(run: &CiRun) -> Result<StepOutcome> {
     run.xtask(&["deb", "--static", "--profile", QUICK])
 }
 
 /// Checks that the fuzz targets build. The ordinary tests run their assertions on the seeds.
-fn fuzz_targets(_: &Run) -> Result<Outcome> {
+fn fuzz_targets(_: &CiRun) -> Result<StepOutcome> {
     let manifest = ["--manifest-path", "tests/fuzz/Cargo.toml"];
     shell::run(shell::cargo(["fmt"]).args(manifest).arg("--check"))?;
     let mut check = shell::cargo(["check", "--locked"]);
@@ -362,15 +362,15 @@ fn fuzz_targets(_: &Run) -> Result<Outcome> {
 }
 
 /// Runs unsafe code under Miri, which only nightly toolchains have.
-fn miri(run: &Run) -> Result<Outcome> {
+fn miri(run: &CiRun) -> Result<StepOutcome> {
     match super::miri::missing() {
-        Some(missing) => Ok(Outcome::NotChecked(missing.into())),
+        Some(missing) => Ok(StepOutcome::NotChecked(missing.into())),
         None => run.xtask(&["miri"]),
     }
 }
 
 /// Soaks the agent that the tests built for a minute, with churn, restarts and hostile guests.
-fn soak(run: &Run) -> Result<Outcome> {
+fn soak(run: &CiRun) -> Result<StepOutcome> {
     run.xtask(&["soak", "--minutes", "1", "--agent", &agent()?])
 }
 
@@ -380,7 +380,7 @@ const ATTACKS: &str =
     "equal-uuid,equal-uuid-slow,proxmox-uuid,yaml-bomb,proxmox-bomb,render-bomb,record-memory,attributes";
 
 /// Serves a modest tenant among hostile ones, with the agent of the image.
-fn tenants(run: &Run) -> Result<Outcome> {
+fn tenants(run: &CiRun) -> Result<StepOutcome> {
     let here = Architecture::named(std::env::consts::ARCH)?;
     let agent = here.products(&shell::target().join("image-build"), QUICK).join("xdp-imds");
     if !agent.is_file() {
@@ -391,7 +391,7 @@ fn tenants(run: &Run) -> Result<Outcome> {
 }
 
 /// Boots an old and a new kernel, and one for arm64, with the agent that the tests built.
-fn kernels(run: &Run) -> Result<Outcome> {
+fn kernels(run: &CiRun) -> Result<StepOutcome> {
     if !run.is_whole {
         return run.xtask(&["kernels", "--short", "--kernel", "6.1"]);
     }
@@ -402,9 +402,9 @@ fn kernels(run: &Run) -> Result<Outcome> {
 /// The running program, also after a step has built it anew and Cargo has replaced its file.
 const SELF: &str = "/proc/self/exe";
 
-impl Run {
+impl CiRun {
     /// Runs another verb in a process of its own, as a person would.
-    fn xtask(&self, words: &[&str]) -> Result<Outcome> {
+    fn xtask(&self, words: &[&str]) -> Result<StepOutcome> {
         let shown = format!("cargo xtask {}", words.join(" "));
         eprintln!("$ {shown}");
         let mut command = Command::new(SELF);
@@ -414,13 +414,13 @@ impl Run {
         }
         let status = command.status().with_context(|| format!("cannot run {shown}"))?;
         ensure!(status.success(), "{shown}: {status}");
-        Ok(Outcome::Passed)
+        Ok(StepOutcome::Passed)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{GIB, LEAST_FREE, Left, Run, STEPS, WHOLE_RUN, held, list, room, stamps};
+    use super::{CiRun, GIB, LEAST_FREE, Left, STEPS, WHOLE_RUN, held, list, room, stamps};
     use crate::{Cli, Verb};
     use clap::Parser as _;
     use std::cell::Cell;
@@ -482,7 +482,7 @@ mod tests {
         if std::env::var_os(REMOVED).is_some() {
             if own.is_file() {
                 std::fs::remove_file(own).expect("the copy is removed");
-                let run = Run { is_whole: false, has_built: Cell::new(false) };
+                let run = CiRun { is_whole: false, has_built: Cell::new(false) };
                 run.xtask(&arguments).expect("the removed program runs");
             }
             return;

@@ -1,6 +1,6 @@
 //! The rule of commit messages: what changed in which area, then why and how it was tested.
 
-use crate::ci::Outcome;
+use crate::ci::StepOutcome;
 use anyhow::{Context as _, Result, ensure};
 use std::process::Command;
 
@@ -12,14 +12,14 @@ const SINCE: &str = "48d7a080";
 const END: char = '\0';
 
 /// Checks every commit since the rule. Without its first commit, as in a shallow clone, it checks nothing.
-pub(crate) fn check() -> Result<Outcome> {
+pub(crate) fn check() -> Result<StepOutcome> {
     let range = format!("{SINCE}..HEAD");
     let mut git = Command::new("git");
     git.args(["log", "--no-merges", "--format=%B%x00", &range]).current_dir(shell::top());
     let output = git.output().context("cannot run git")?;
     if !output.status.success() {
         let why = format!("git log {range}: {}", String::from_utf8_lossy(&output.stderr).trim());
-        return Ok(Outcome::NotChecked(why));
+        return Ok(StepOutcome::NotChecked(why));
     }
     let text = String::from_utf8(output.stdout).context("a commit message is not UTF-8")?;
     let messages = text.split(END).map(str::trim).filter(|message| !message.is_empty());
@@ -29,7 +29,7 @@ pub(crate) fn check() -> Result<Outcome> {
         "{}\nmend them with `git rebase --interactive`; CONTRIBUTING.md has the rule",
         faults.join("\n")
     );
-    Ok(Outcome::Passed)
+    Ok(StepOutcome::Passed)
 }
 
 /// Returns what a message lacks, with its subject.

@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut found = Vec::new();
     for target in &chosen {
         let outcome = one(target, args.minutes)?;
-        let Outcome { inputs, edges, seconds, find } = &outcome;
+        let FuzzOutcome { inputs, edges, seconds, find } = &outcome;
         let rate = *inputs as f64 / seconds.max(1e-3);
         let finds = usize::from(find.is_some());
         lines.push(format!("{target:<12} {inputs:>14} {rate:>12.0} {edges:>10} {finds:>10}"));
@@ -114,7 +114,7 @@ fn fuzz(word: &str) -> Command {
 }
 
 /// The result of one target.
-struct Outcome {
+struct FuzzOutcome {
     inputs: u64,
     edges: u64,
     seconds: f64,
@@ -122,7 +122,7 @@ struct Outcome {
     find: Option<String>,
 }
 
-fn one(target: &str, minutes: f64) -> Result<Outcome> {
+fn one(target: &str, minutes: f64) -> Result<FuzzOutcome> {
     let found = shell::target().join("fuzz").join(target);
     std::fs::create_dir_all(&found).with_context(|| format!("cannot make {}", found.display()))?;
     let seeds = shell::top().join(CRATE).join("corpus").join(target);
@@ -155,7 +155,7 @@ fn one(target: &str, minutes: f64) -> Result<Outcome> {
     }
     let status = child.wait()?;
     let find = (!status.success()).then(|| format!("{target}: {status}\n{}", read.kept.join("\n")));
-    Ok(Outcome { inputs: read.inputs, edges: read.edges, seconds: began.elapsed().as_secs_f64(), find })
+    Ok(FuzzOutcome { inputs: read.inputs, edges: read.edges, seconds: began.elapsed().as_secs_f64(), find })
 }
 
 /// The figures in libFuzzer's output (<https://llvm.org/docs/LibFuzzer.html#output>).

@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn show(count: u16, agent: &Path) -> Result<Report> {
+fn show(count: u16, agent: &Path) -> Result<DemoReport> {
     let started = Instant::now();
     let progress = |what: &str| eprintln!("[{:>5.1} s] {what}", started.elapsed().as_secs_f64());
 
@@ -107,7 +107,7 @@ fn show(count: u16, agent: &Path) -> Result<Report> {
         bail!("the agent ended with {status}");
     }
     let program_left = host.ns().ip("link")?.contains("xdp");
-    Ok(Report { asked, refused, verdicts, pings, links, program_left })
+    Ok(DemoReport { asked, refused, verdicts, pings, links, program_left })
 }
 
 /// Boots the honest guests, then the impostor. Every second honest guest reaches the metadata address through its
@@ -130,8 +130,9 @@ fn boot(host: &Host, count: u16, records: &Path) -> Result<Vec<Guest>> {
 }
 
 /// Lets a guest fetch all of its documents. A failure is part of the result.
-fn ask(guest: &Guest) -> Asked {
-    let mut asked = Asked { guest: guest.identity().clone(), bytes: 0, time: Duration::ZERO, error: None };
+fn ask(guest: &Guest) -> DemoAnswer {
+    let mut asked =
+        DemoAnswer { guest: guest.identity().clone(), bytes: 0, time: Duration::ZERO, error: None };
     for path in PATHS {
         match guest.fetch_own(path, PATIENCE) {
             Ok(fetched) => {
@@ -163,8 +164,8 @@ fn ping(guests: &[Guest]) -> Result<Pings> {
 // The result of a demo, as tables and as JSON.
 
 /// What a demo measured.
-pub(crate) struct Report {
-    pub(crate) asked: Vec<Asked>,
+pub(crate) struct DemoReport {
+    pub(crate) asked: Vec<DemoAnswer>,
     /// Whether the impostor's requests timed out.
     pub(crate) refused: bool,
     /// Frames by the kernel's verdict.
@@ -176,7 +177,7 @@ pub(crate) struct Report {
 }
 
 /// The result of one guest.
-pub(crate) struct Asked {
+pub(crate) struct DemoAnswer {
     pub(crate) guest: Identity,
     /// Bytes of all bodies together.
     pub(crate) bytes: usize,
@@ -218,7 +219,7 @@ impl Link {
     }
 }
 
-impl Report {
+impl DemoReport {
     fn frames(&self, beginning: &str) -> u64 {
         self.verdicts.iter().filter(|(name, _)| name.starts_with(beginning)).map(|(_, frames)| frames).sum()
     }
@@ -263,7 +264,7 @@ impl Report {
             "\n{:<10} {:<36} {:>9} {:>7} {:>7}  ",
             "guest", "instance-id", "user-data", "bytes", "ms"
         )?;
-        for Asked { guest, bytes, time, error } in &self.asked {
+        for DemoAnswer { guest, bytes, time, error } in &self.asked {
             let ms = time.as_secs_f64() * 1_000.0;
             let verdict = error.as_deref().unwrap_or("ok");
             let (name, id, data) = (&guest.hostname, &guest.instance_id, guest.user_data.len());
@@ -289,7 +290,7 @@ impl Report {
 
     /// The result as JSON for programs.
     pub(crate) fn json(&self) -> Value {
-        let asked = |asked: &Asked| {
+        let asked = |asked: &DemoAnswer| {
             json!({
                 "hostname": asked.guest.hostname,
                 "instance_id": asked.guest.instance_id,

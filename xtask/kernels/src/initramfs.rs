@@ -12,9 +12,7 @@ use testbed::netns::run;
 use testbed::packages::{Packages, With};
 
 use crate::checks::Check;
-use crate::kernel::Architecture;
-use crate::kernel::Kernel;
-use crate::kernel::Programs;
+use crate::kernel::{Architecture, GuestPrograms, Kernel};
 
 /// The release of the guest's tools. Its C library runs programs that are linked with an older one.
 const SUITE: &str = "trixie";
@@ -32,7 +30,7 @@ pub(crate) fn write(
     to: &Path,
     kernel: &Kernel,
     architecture: Architecture,
-    programs: &Programs,
+    programs: &GuestPrograms,
     checks: &[&Check],
 ) -> Result<()> {
     let tools = Packages::get_for(Some(architecture.debian()), SUITE, &TOOLS, With::Dependencies)

@@ -183,7 +183,7 @@ fn has_kvm() -> bool {
 
 /// The programs of one architecture.
 #[derive(Debug)]
-pub(crate) struct Programs {
+pub(crate) struct GuestPrograms {
     pub(crate) agent: PathBuf,
     /// Test programs by the name of their directory in `tests/`.
     pub(crate) tests: Vec<(String, PathBuf)>,
@@ -209,7 +209,7 @@ const WITHOUT_CLUSTER: [&str; 8] = [
 ];
 
 /// Builds the agent and these test programs.
-pub(crate) fn build(architecture: Architecture, names: &[&str], work: &Path) -> Result<Programs> {
+pub(crate) fn build(architecture: Architecture, names: &[&str], work: &Path) -> Result<GuestPrograms> {
     let tests = names.iter().flat_map(|name| ["--test", name]);
     let built = match architecture {
         // With the features of the whole workspace, so that nothing is built again that `cargo xtask test` built.
@@ -240,7 +240,7 @@ pub(crate) fn build(architecture: Architecture, names: &[&str], work: &Path) -> 
         Architecture::Arm64 => find(name),
     };
     let tests = names.iter().map(|&name| Ok((name.to_owned(), ready(name)?))).collect::<Result<_>>()?;
-    Ok(Programs { agent: ready("xdp-imds")?, tests })
+    Ok(GuestPrograms { agent: ready("xdp-imds")?, tests })
 }
 
 /// Runs Cargo, and returns the names and paths of the programs it built.

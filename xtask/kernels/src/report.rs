@@ -2,7 +2,7 @@
 
 use crate::checks::Check;
 use crate::kernel::Architecture;
-use crate::run::{Outcome, Report};
+use crate::run::{CheckOutcome, ConsoleReport};
 use std::fmt::Write as _;
 
 /// The verifier's limit on instructions (`BPF_COMPLEXITY_LIMIT_INSNS` in linux/bpf_verifier.h).
@@ -10,7 +10,7 @@ const MOST_INSTRUCTIONS: u32 = 1_000_000;
 
 /// What one kernel did.
 #[derive(Debug, serde::Serialize)]
-pub(crate) struct Row {
+pub(crate) struct KernelRow {
     pub(crate) kernel: String,
     pub(crate) architecture: Architecture,
     /// From the start of QEMU to its end.
@@ -20,10 +20,10 @@ pub(crate) struct Row {
     /// Why the kernel ran none or not all of the checks, if so.
     pub(crate) trouble: Option<String>,
     #[serde(flatten)]
-    pub(crate) report: Report,
+    pub(crate) report: ConsoleReport,
 }
 
-impl Row {
+impl KernelRow {
     /// What is wrong with this row; empty if nothing is.
     pub(crate) fn faults(&self, checks: &[&Check]) -> Vec<String> {
         let mut faults: Vec<String> = self.trouble.iter().cloned().collect();
@@ -41,21 +41,21 @@ impl Row {
             return Some(format!("{} did not run", check.name));
         };
         match found.outcome {
-            Outcome::Passed if found.passed != check.tests.len() => {
+            CheckOutcome::Passed if found.passed != check.tests.len() => {
                 Some(format!("{}: {} of {} tests ran", check.name, found.passed, check.tests.len()))
             }
-            Outcome::Passed if found.skipped > 0 => {
+            CheckOutcome::Passed if found.skipped > 0 => {
                 Some(format!("{}: {} tests were skipped", check.name, found.skipped))
             }
-            Outcome::Passed | Outcome::Absent => None,
-            Outcome::Failed => Some(format!("{} failed", check.name)),
-            Outcome::Timeout => Some(format!("{} took too long", check.name)),
+            CheckOutcome::Passed | CheckOutcome::Absent => None,
+            CheckOutcome::Failed => Some(format!("{} failed", check.name)),
+            CheckOutcome::Timeout => Some(format!("{} took too long", check.name)),
         }
     }
 
     /// On a kernel that is too old, `doctor` must say so, and `serve` must end with an error that names `doctor`.
     fn refusal_faults(&self) -> Vec<String> {
-        let Report { refused, serve, says, .. } = &self.report;
+        let ConsoleReport { refused, serve, says, .. } = &self.report;
         let mut faults = Vec::new();
         if !self.must_refuse {
             faults.push(format!("the agent refuses this kernel: {}", refused.join("; ")));
@@ -86,11 +86,11 @@ impl Row {
         match self.report.of(check.name) {
             None => "–".into(),
             Some(found) => match found.outcome {
-                Outcome::Passed if self.fault(check).is_none() => format!("ok {} s", found.seconds),
-                Outcome::Passed => "INCOMPLETE".into(),
-                Outcome::Absent => "no tcx".into(),
-                Outcome::Failed => "FAILED".into(),
-                Outcome::Timeout => "TIMEOUT".into(),
+                CheckOutcome::Passed if self.fault(check).is_none() => format!("ok {} s", found.seconds),
+                CheckOutcome::Passed => "INCOMPLETE".into(),
+                CheckOutcome::Absent => "no tcx".into(),
+                CheckOutcome::Failed => "FAILED".into(),
+                CheckOutcome::Timeout => "TIMEOUT".into(),
             },
         }
     }
@@ -102,8 +102,8 @@ impl Row {
 }
 
 /// Returns a table in Markdown: a row for each check and each program, a column for each kernel.
-pub(crate) fn table(rows: &[Row], checks: &[&Check]) -> String {
-    let mut lines = vec![cells("Check", rows.iter().map(Row::heading))];
+pub(crate) fn table(rows: &[KernelRow], checks: &[&Check]) -> String {
+    let mut lines = vec![cells("Check", rows.iter().map(KernelRow::heading))];
     for check in checks {
         lines.push(cells(check.name, rows.iter().map(|row| row.cell(check))));
     }
@@ -136,17 +136,17 @@ fn cells(first: &str, others: impl Iterator<Item = String>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Row, table};
+    use super::{KernelRow, table};
     use crate::checks::ALL;
     use crate::kernel::Architecture;
-    use crate::run::Report;
+    use crate::run::ConsoleReport;
 
-    fn row(must_refuse: bool, lines: &[&str]) -> Row {
-        let mut report = Report::default();
+    fn row(must_refuse: bool, lines: &[&str]) -> KernelRow {
+        let mut report = ConsoleReport::default();
         for line in lines {
             report.read(line);
         }
-        Row {
+        KernelRow {
             kernel: "6.1".into(),
             architecture: Architecture::Amd64,
             seconds: 60,

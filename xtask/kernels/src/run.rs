@@ -11,8 +11,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use crate::checks::{Check, PATIENCE};
-use crate::kernel::{Architecture, Kernel, Programs};
-use crate::report::Row;
+use crate::kernel::{Architecture, GuestPrograms, Kernel};
+use crate::report::KernelRow;
 use crate::{checks, initramfs, kernel, report};
 
 /// Kernels, processors and checks.
@@ -99,11 +99,11 @@ impl Args {
         &self,
         name: &str,
         architecture: Architecture,
-        programs: &Programs,
+        programs: &GuestPrograms,
         checks: &[&Check],
         work: &Path,
-    ) -> Row {
-        let mut row = Row {
+    ) -> KernelRow {
+        let mut row = KernelRow {
             kernel: name.to_owned(),
             architecture,
             seconds: 0,
@@ -134,7 +134,7 @@ impl Args {
         &self,
         kernel: &Kernel,
         architecture: Architecture,
-        programs: &Programs,
+        programs: &GuestPrograms,
         checks: &[&Check],
         work: &Path,
     ) -> Result<Booted> {
@@ -166,7 +166,7 @@ const COMMAND_LINE: &str =
 /// How a boot ended.
 #[derive(Debug)]
 pub(crate) struct Booted {
-    pub(crate) report: Report,
+    pub(crate) report: ConsoleReport,
     pub(crate) seconds: u64,
     /// Why the report is incomplete, if it is.
     pub(crate) trouble: Option<String>,
@@ -182,12 +182,12 @@ pub(crate) fn boot(
     mut show: impl FnMut(&str),
 ) -> Result<Booted> {
     let started = Instant::now();
-    let mut qemu = Running(qemu(image, initramfs, architecture).spawn().context("cannot start QEMU")?);
+    let mut qemu = RunningKernel(qemu(image, initramfs, architecture).spawn().context("cannot start QEMU")?);
     let output = qemu.0.stdout.take().context("the console is piped")?;
     let log = File::create(console).with_context(|| format!("cannot write {}", console.display()))?;
     let (lines, arriving) = channel();
     std::thread::Builder::new().name("console".into()).spawn(move || read(output, log, &lines))?;
-    let mut report = Report::default();
+    let mut report = ConsoleReport::default();
     let trouble = loop {
         let Some(left) = limit.checked_sub(started.elapsed()) else {
             break Some(format!("the guest runs longer than {} s", limit.as_secs()));
@@ -214,9 +214,9 @@ pub(crate) fn boot(
 }
 
 /// QEMU, killed when this is dropped.
-struct Running(Child);
+struct RunningKernel(Child);
 
-impl Drop for Running {
+impl Drop for RunningKernel {
     fn drop(&mut self) {
         if let Err(error) = self.0.kill().and_then(|()| self.0.wait()) {
             eprintln!("cannot end QEMU {}: {error}", self.0.id());
@@ -255,7 +255,7 @@ fn read(output: impl Read, mut log: File, lines: &Sender<String>) {
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Outcome {
+pub(crate) enum CheckOutcome {
     /// Every test passed, and none was skipped.
     Passed,
     Failed,
@@ -267,9 +267,9 @@ pub(crate) enum Outcome {
 
 /// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub(crate) struct Finding {
+pub(crate) struct CheckFinding {
     pub(crate) check: String,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: CheckOutcome,
     /// Seconds by the guest's clock.
     pub(crate) seconds: u64,
     /// Numbers of tests.
@@ -279,10 +279,10 @@ pub(crate) struct Finding {
 
 /// What a guest has reported so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub(crate) struct Report {
+pub(crate) struct ConsoleReport {
     /// The kernel's release, as `uname -r` prints it.
     pub(crate) release: String,
-    pub(crate) checks: Vec<Finding>,
+    pub(crate) checks: Vec<CheckFinding>,
     /// Instructions that the verifier processed, by program. Its limit is a million.
     pub(crate) instructions: BTreeMap<String, u32>,
     /// The failing checks of doctor about the kernel. If there are any, no other check ran.
@@ -297,7 +297,7 @@ pub(crate) struct Report {
 /// The beginning of a line of the report.
 const MARK: &str = "@@ ";
 
-impl Report {
+impl ConsoleReport {
     /// Reads a line of the console. Returns what a person should see of it.
     pub(crate) fn read(&mut self, line: &str) -> Option<String> {
         let line = line.trim_end().strip_prefix(MARK)?;
@@ -312,7 +312,7 @@ impl Report {
             "check" => {
                 let finding = finding(rest)?;
                 let shown = match finding.outcome {
-                    Outcome::Absent => format!("{}: not on this kernel", finding.check),
+                    CheckOutcome::Absent => format!("{}: not on this kernel", finding.check),
                     _ => format!("{}: {:?} after {} s", finding.check, finding.outcome, finding.seconds),
                 };
                 self.checks.push(finding);
@@ -339,23 +339,23 @@ impl Report {
     }
 
     /// The result of a check; `None` if the guest did not report it.
-    pub(crate) fn of(&self, check: &str) -> Option<&Finding> {
+    pub(crate) fn of(&self, check: &str) -> Option<&CheckFinding> {
         self.checks.iter().find(|finding| finding.check == check)
     }
 }
 
 /// Reads `NAME|OUTCOME|SECONDS|PASSED|SKIPPED`.
-fn finding(line: &str) -> Option<Finding> {
+fn finding(line: &str) -> Option<CheckFinding> {
     let [check, outcome, seconds, passed, skipped] = line.split('|').collect::<Vec<_>>()[..] else {
         return None;
     };
     let outcome = match outcome {
-        "passed" => Outcome::Passed,
-        "timeout" => Outcome::Timeout,
-        "absent" => Outcome::Absent,
-        _ => Outcome::Failed,
+        "passed" => CheckOutcome::Passed,
+        "timeout" => CheckOutcome::Timeout,
+        "absent" => CheckOutcome::Absent,
+        _ => CheckOutcome::Failed,
     };
-    Some(Finding {
+    Some(CheckFinding {
         check: check.to_owned(),
         outcome,
         seconds: seconds.parse().ok()?,
@@ -366,10 +366,10 @@ fn finding(line: &str) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Outcome, Report};
+    use super::{CheckOutcome, ConsoleReport};
 
-    fn read(lines: &[&str]) -> Report {
-        let mut report = Report::default();
+    fn read(lines: &[&str]) -> ConsoleReport {
+        let mut report = ConsoleReport::default();
         for line in lines {
             report.read(line);
         }
@@ -395,10 +395,10 @@ mod tests {
         assert_eq!(
             found,
             [
-                ("AF_XDP", Outcome::Passed, 6),
-                ("sandbox", Outcome::Failed, 1),
-                ("guest", Outcome::Timeout, 0),
-                ("tcx", Outcome::Absent, 0)
+                ("AF_XDP", CheckOutcome::Passed, 6),
+                ("sandbox", CheckOutcome::Failed, 1),
+                ("guest", CheckOutcome::Timeout, 0),
+                ("tcx", CheckOutcome::Absent, 0)
             ]
         );
         assert!(report.complete);
@@ -418,7 +418,7 @@ mod tests {
         for line in
             ["@@", "@@ check", "@@ check x|passed|1", "@@ instructions port", "@@ check x|passed|1|?|0"]
         {
-            assert_eq!(read(&[line]), Report::default(), "{line}");
+            assert_eq!(read(&[line]), ConsoleReport::default(), "{line}");
         }
     }
 }

@@ -15,7 +15,7 @@ mod report;
 mod wire;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use image::Image;
+use image::DiskImage;
 use metadata_common::mac::Mac;
 use serde_json::{Value, json};
 use shell::tools;
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     /// The dialects to boot, separated by commas, one boot each. The guest's SMBIOS shows the dialect, and cloud-init
     /// must find it
     #[arg(long, value_enum, value_delimiter = ',', default_value = "nocloud")]
-    dialect: Vec<Dialect>,
+    dialect: Vec<BootDialect>,
     /// The longest time from power-on to the guest's report, in seconds
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(10..=3_600))]
     timeout: u64,
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let image = ready(args)?;
     let mut boots = Vec::new();
     for &dialect in &args.dialect {
-        let subject = Subject::of(dialect);
+        let subject = BootSubject::of(dialect);
         let directory = shell::target().join("guest").join(dialect.name());
         let patience = Duration::from_secs(args.timeout);
         let (outcome, more) = if args.libvirt {
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Becomes root, installs missing tools and returns the image.
-fn ready(args: &Args) -> Result<Image> {
+fn ready(args: &Args) -> Result<DiskImage> {
     shell::go_on_as_root(&[])?;
     tools::ensure(TOOLS)?;
     if args.libvirt {
@@ -135,7 +135,7 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(15);
 
 /// The results of a boot, for the report.
 #[derive(Debug)]
-struct Outcome {
+struct BootOutcome {
     /// The report that the guest wrote.
     report: report::GuestReport,
     /// Time from the start of QEMU to the guest's report.
@@ -152,12 +152,12 @@ struct Outcome {
 
 /// Boots the image once and collects the results. All processes that it started have ended when it returns.
 fn boot(
-    image: &Image,
-    subject: &Subject,
+    image: &DiskImage,
+    subject: &BootSubject,
     agent: &Path,
     directory: &Path,
     patience: Duration,
-) -> Result<Outcome> {
+) -> Result<BootOutcome> {
     // Files of an earlier boot could be taken for files of this one.
     if directory.exists() {
         fs::remove_dir_all(directory).with_context(|| format!("cannot empty {}", directory.display()))?;
@@ -197,7 +197,7 @@ fn boot(
         bail!("the agent ended with {status} after SIGTERM; see agent.log in {}", directory.display());
     }
     let time = reported.duration_since(started);
-    Ok(Outcome { report, time, accelerator, traffic, metrics, directory: directory.to_owned() })
+    Ok(BootOutcome { report, time, accelerator, traffic, metrics, directory: directory.to_owned() })
 }
 
 /// A child process that is killed when this guard is dropped.
@@ -216,7 +216,7 @@ impl Drop for Running {
 }
 
 /// Starts a DHCP server on the bridge. Its broadcasts cross the tap, which shows that frames other than metadata pass.
-fn dhcp(ns: &Namespace, subject: &Subject, directory: &Path) -> Result<Running> {
+fn dhcp(ns: &Namespace, subject: &BootSubject, directory: &Path) -> Result<Running> {
     let log_path = directory.join("dnsmasq.log");
     let log = File::create(&log_path)?;
     let mut command = Command::new("dnsmasq");
@@ -253,7 +253,7 @@ fn accelerator() -> &'static str {
     if opens && able { "kvm" } else { "tcg" }
 }
 
-fn qemu(image: &Image, subject: &Subject, accelerator: &str, directory: &Path) -> Result<Command> {
+fn qemu(image: &DiskImage, subject: &BootSubject, accelerator: &str, directory: &Path) -> Result<Command> {
     // QEMU splits its options at commas, so a comma in a path would begin another option.
     let place = |name: &str| {
         let path = directory.join(name).display().to_string();
@@ -359,8 +359,8 @@ const MARKER: &str = "/run/xdp-imds-user-data";
 
 /// The values of one guest's record.
 #[derive(Debug)]
-struct Subject {
-    dialect: Dialect,
+struct BootSubject {
+    dialect: BootDialect,
     mac: Mac,
     /// The system UUID in SMBIOS.
     uuid: &'static str,
@@ -374,16 +374,16 @@ struct Subject {
     lease: Ipv4Addr,
 }
 
-impl Subject {
+impl BootSubject {
     /// Returns the guest for a dialect.
-    fn of(dialect: Dialect) -> Self {
+    fn of(dialect: BootDialect) -> Self {
         Self {
             dialect,
             mac: Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x56]),
             uuid: match dialect {
-                Dialect::NoCloud | Dialect::OpenStack => "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d",
+                BootDialect::NoCloud | BootDialect::OpenStack => "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d",
                 // The beginning that AWS uses.
-                Dialect::Ec2 => "ec2f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d",
+                BootDialect::Ec2 => "ec2f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d",
             },
             ec2_id: "i-0f5e8a1b2c3d4e5f6",
             hostname: "debian-guest",
@@ -396,8 +396,8 @@ impl Subject {
     /// Returns the instance id that cloud-init must have after the boot.
     fn instance_id(&self) -> &'static str {
         match self.dialect {
-            Dialect::NoCloud | Dialect::OpenStack => self.uuid,
-            Dialect::Ec2 => self.ec2_id,
+            BootDialect::NoCloud | BootDialect::OpenStack => self.uuid,
+            BootDialect::Ec2 => self.ec2_id,
         }
     }
 
@@ -405,8 +405,8 @@ impl Subject {
     /// use DHCP.
     fn address(&self) -> Ipv4Addr {
         match self.dialect {
-            Dialect::NoCloud | Dialect::Ec2 => self.lease,
-            Dialect::OpenStack => STATIC,
+            BootDialect::NoCloud | BootDialect::Ec2 => self.lease,
+            BootDialect::OpenStack => STATIC,
         }
     }
 
@@ -449,7 +449,7 @@ impl Subject {
     }
 
     fn imdsv2(&self) -> &'static str {
-        if self.dialect == Dialect::Ec2 { "required" } else { "optional" }
+        if self.dialect == BootDialect::Ec2 { "required" } else { "optional" }
     }
 }
 
@@ -461,7 +461,7 @@ const SEED: &str = "ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/";
 
 /// A dialect that Debian's cloud-init finds by SMBIOS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Dialect {
+pub(crate) enum BootDialect {
     /// The NoCloud seed, fetched once the guest's own network is up
     #[value(name = "nocloud")]
     NoCloud,
@@ -475,7 +475,7 @@ pub(crate) enum Dialect {
 
 /// The expected results of a boot that found its dialect, besides the record's values.
 #[derive(Debug)]
-struct Expected {
+struct ExpectedBoot {
     /// The beginning of the name of cloud-init's datasource class.
     datasource: &'static str,
     /// The output of `cloud-id`.
@@ -509,7 +509,7 @@ impl NetworkSource {
 }
 
 /// Version 22.4 does not fetch network-config from a seed on the web.
-const NOCLOUD: Expected = Expected {
+const NOCLOUD: ExpectedBoot = ExpectedBoot {
     datasource: "DataSourceNoCloud",
     cloud_id: "nocloud",
     network: NetworkSource::Fallback,
@@ -519,7 +519,7 @@ const NOCLOUD: Expected = Expected {
 };
 
 /// cloud-init requests `/openstack` to detect the service, and again to list its versions.
-const OPENSTACK: Expected = Expected {
+const OPENSTACK: ExpectedBoot = ExpectedBoot {
     datasource: "DataSourceOpenStack",
     cloud_id: "openstack",
     network: NetworkSource::Datasource,
@@ -538,7 +538,7 @@ const OPENSTACK: Expected = Expected {
 };
 
 /// cloud-init requests `instance-id` to detect the version, and again as a leaf of the tree.
-const EC2: Expected = Expected {
+const EC2: ExpectedBoot = ExpectedBoot {
     datasource: "DataSourceEc2",
     cloud_id: "aws",
     network: NetworkSource::Datasource,
@@ -553,7 +553,7 @@ const EC2: Expected = Expected {
     token: Some("PUT /latest/api/token"),
 };
 
-impl Dialect {
+impl BootDialect {
     /// Returns the dialect's name on the command line and in records.
     fn name(self) -> &'static str {
         match self {
@@ -564,7 +564,7 @@ impl Dialect {
     }
 
     /// Returns the expected results of a boot with this dialect.
-    fn expected(self) -> &'static Expected {
+    fn expected(self) -> &'static ExpectedBoot {
         match self {
             Self::NoCloud => &NOCLOUD,
             Self::OpenStack => &OPENSTACK,
@@ -576,7 +576,7 @@ impl Dialect {
     ///
     /// For EC2, `ds-identify` and `DataSourceEc2.py` (22.4) expect the serial to equal the UUID, and both to begin with
     /// `ec2`, as on AWS's own machines. systemd uses the vendor of the firmware.
-    fn smbios(self, subject: &Subject) -> Vec<String> {
+    fn smbios(self, subject: &BootSubject) -> Vec<String> {
         let uuid = subject.uuid;
         match self {
             Self::NoCloud => vec![format!("type=1,uuid={uuid},serial={SEED}")],
@@ -595,14 +595,14 @@ impl Dialect {
 mod tests {
     use clap::ValueEnum as _;
 
-    use super::{Dialect, Subject};
+    use super::{BootDialect, BootSubject};
 
     #[test]
     fn firmware_shows_one_identity_with_the_uuid_of_the_record() {
-        let marks = [(Dialect::NoCloud, "ds=nocloud"), (Dialect::OpenStack, "OpenStack Nova")];
-        let marks = [&marks[..], &[(Dialect::Ec2, "serial=ec2")]].concat();
-        for &dialect in Dialect::value_variants() {
-            let subject = Subject::of(dialect);
+        let marks = [(BootDialect::NoCloud, "ds=nocloud"), (BootDialect::OpenStack, "OpenStack Nova")];
+        let marks = [&marks[..], &[(BootDialect::Ec2, "serial=ec2")]].concat();
+        for &dialect in BootDialect::value_variants() {
+            let subject = BootSubject::of(dialect);
             let shown = dialect.smbios(&subject).join(" ");
             assert!(shown.contains(&format!("uuid={}", subject.uuid)), "{dialect:?}: {shown}");
             for &(other, mark) in &marks {
@@ -613,7 +613,7 @@ mod tests {
 
     #[test]
     fn repeated_and_token_requests_are_among_the_expected_ones() {
-        for dialect in Dialect::value_variants() {
+        for dialect in BootDialect::value_variants() {
             let expected = dialect.expected();
             assert!(expected.twice.iter().all(|again| expected.asked.contains(again)), "{dialect:?}");
             assert!(expected.token.iter().all(|token| expected.asked.contains(token)), "{dialect:?}");

@@ -36,11 +36,10 @@ use support::tap::{Shape, Tap};
 
 use crate::storm::crawl::Dialect;
 use crate::storm::guest::{
-    Answer, Arrival, Expected, Nanos, Orders, Plan, Progress, Pump, SECOND, TAP_GROUP, tap_name,
+    Answer, Arrival, DESCRIBED, Expected, Nanos, Orders, Plan, Progress, Pump, SECOND, Stall, StallWatch,
+    Stalls, TAP_GROUP, seconds, tap_name,
 };
-use crate::storm::guest::{DESCRIBED, Stall, Stalls, Watch, seconds};
-use crate::storm::size;
-use crate::storm::{self, Case};
+use crate::storm::{self, Case, size};
 
 /// The most guests of a kind: a Linux guest takes a namespace and three threads.
 const GUESTS_MOST: usize = 256;
@@ -49,14 +48,14 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The kind of TCP that the guests use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Kind {
+pub(super) enum GuestKind {
     /// A simulated TCP client that owns its tap's descriptor, as in a storm
     Pretended,
     /// Linux's own TCP in a namespace behind the tap
     Linux,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for GuestKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if *self == Self::Pretended { "pretended" } else { "linux" })
     }
@@ -72,7 +71,7 @@ pub(crate) struct Args {
     /// Kinds and numbers of guests; each kind is a case of its own
     #[arg(long, value_name = "KIND=COUNT", value_delimiter = ',', value_parser = guests,
           default_value = "pretended=64,linux=32")]
-    guests: Vec<(Kind, usize)>,
+    guests: Vec<(GuestKind, usize)>,
     /// Shares of frames lost in each direction; each is a case of its own
     #[arg(long, value_name = "SHARE", value_delimiter = ',', default_values_t = [0.0, 0.01])]
     loss: Vec<f64>,
@@ -98,7 +97,7 @@ pub(crate) struct Args {
 
 /// One case: the guests, their requests and the losses.
 pub(super) struct Job {
-    pub(super) kind: Kind,
+    pub(super) kind: GuestKind,
     pub(super) guests: usize,
     pub(super) bytes: usize,
     pub(super) answers: u64,
@@ -112,7 +111,7 @@ pub(super) struct Job {
 
 /// The results of a case.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct HaulCounts {
     pub(super) answered: u64,
     /// Failed requests, by reason.
     pub(super) failed: BTreeMap<String, u64>,
@@ -120,13 +119,13 @@ pub(super) struct Found {
 }
 
 /// Prints the progress of a case.
-pub(super) struct ProgressLines {
+pub(super) struct HaulProgress {
     label: String,
     began: Instant,
     printed: Instant,
 }
 
-impl ProgressLines {
+impl HaulProgress {
     fn new(label: String) -> Self {
         let now = Instant::now();
         Self { label, began: now, printed: now }
@@ -156,18 +155,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     let configuration = args.agent_config.as_ref().map(read).transpose()?.unwrap_or_default();
     let end = Instant::now() + Duration::from_secs_f64(args.minutes * 60.0);
-    let mut report = Report::new(args.seed, args.limit);
+    let mut report = HaulReport::new(args.seed, args.limit);
     for &(bytes, answers) in &args.answers {
         for &loss in &args.loss {
             for &(kind, guests) in &args.guests {
-                let mut progress = ProgressLines::new(format!("{kind}, {bytes} bytes, loss {loss}"));
+                let mut progress = HaulProgress::new(format!("{kind}, {bytes} bytes, loss {loss}"));
                 let Args { limit, seed, .. } = *args;
                 let job = Job { kind, guests, bytes, answers, loss, limit, seed, end };
-                let site = Site::new(&job, &agent, &configuration)?;
+                let site = HaulSite::new(&job, &agent, &configuration)?;
                 let began = Instant::now();
                 let found = match kind {
-                    Kind::Pretended => haul_to_pretended(&site, &job, &mut progress)?,
-                    Kind::Linux => haul_to_linux(&site, &job, &mut progress)?,
+                    GuestKind::Pretended => haul_to_pretended(&site, &job, &mut progress)?,
+                    GuestKind::Linux => haul_to_linux(&site, &job, &mut progress)?,
                 };
                 report.add(HaulCase::new(&job, found, began.elapsed()));
             }
@@ -208,7 +207,7 @@ fn answers(text: &str) -> Result<(usize, u64), String> {
 }
 
 /// Parses `linux=32`.
-fn guests(text: &str) -> Result<(Kind, usize), String> {
+fn guests(text: &str) -> Result<(GuestKind, usize), String> {
     let (kind, count) = text.split_once('=').ok_or("expected KIND=COUNT, such as linux=32")?;
     let kind = clap::ValueEnum::from_str(kind, false)?;
     let count = count.parse().ok().filter(|count| (1..=GUESTS_MOST).contains(count));
@@ -228,7 +227,7 @@ const READ: usize = 256 << 10;
 
 /// The side that closes a connection.
 #[derive(Clone, Copy)]
-enum Ending {
+enum HaulEnding {
     /// The service closes, and the guest reads to the end.
     Service,
     /// The service closes, after the guest closed its half right after the request.
@@ -237,27 +236,27 @@ enum Ending {
     Guest,
 }
 
-const ENDINGS: [Ending; 3] = [Ending::Service, Ending::HalfClosed, Ending::Guest];
+const ENDINGS: [HaulEnding; 3] = [HaulEnding::Service, HaulEnding::HalfClosed, HaulEnding::Guest];
 
 /// The state of one guest, shared by its own thread and the thread that checks for stalls.
 struct Lane {
     guest: Guest,
     recent: Arc<Mutex<Recent>>,
-    state: Mutex<State>,
+    state: Mutex<TransferState>,
 }
 
 /// The progress of a guest.
 #[derive(Default)]
-struct State {
+struct TransferState {
     /// The time of the current connection's last progress; `None` without a connection.
     since: Option<Nanos>,
     port: u16,
     answered: u64,
-    watch: Watch,
+    watch: StallWatch,
 }
 
 /// The state that all guests share.
-struct Shared<'a> {
+struct TransferShared<'a> {
     job: &'a Job,
     began: Instant,
     /// The request, and the same request with `Connection: close`.
@@ -274,7 +273,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared<'_> {
+impl TransferShared<'_> {
     fn now(&self) -> Nanos {
         self.began.elapsed().as_nanos() as Nanos
     }
@@ -303,7 +302,7 @@ impl Shared<'_> {
     /// Records a stall if a guest waits for too long.
     fn check(&self, lane: &Lane) {
         let lost = lock(&lane.recent).lost;
-        let overdue = |state: &State| {
+        let overdue = |state: &TransferState| {
             let waited = self.now().saturating_sub(state.since?);
             state.watch.overdue(waited, lost, self.limit())
         };
@@ -327,13 +326,13 @@ impl Shared<'_> {
 }
 
 /// Runs all guests until all answers have arrived.
-fn haul_to_linux(site: &Site, job: &Job, progress: &mut ProgressLines) -> Result<Found> {
+fn haul_to_linux(site: &HaulSite, job: &Job, progress: &mut HaulProgress) -> Result<HaulCounts> {
     let agent = site.serve()?;
     let closing = site.closing_request();
     let bodies = std::fs::read(&site.plan.bodies).context("cannot read the file of bodies")?;
     let began = Instant::now();
     let lanes = (0..job.guests).map(|number| lane(site, job, number, began)).collect::<Result<Vec<_>>>()?;
-    let shared = Shared {
+    let shared = TransferShared {
         job,
         began,
         requests: [&site.plan.requests[0], &closing],
@@ -362,7 +361,7 @@ fn haul_to_linux(site: &Site, job: &Job, progress: &mut ProgressLines) -> Result
     let answered = answered();
     let take = |failed: Mutex<_>| failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     let stalls = shared.stalls.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Ok(Found { answered, failed: take(shared.failed), stalls })
+    Ok(HaulCounts { answered, failed: take(shared.failed), stalls })
 }
 
 /// Counts a guest as busy until it is dropped at the end of the guest's thread.
@@ -374,7 +373,7 @@ impl Drop for Busy<'_> {
     }
 }
 
-fn lane(site: &Site, job: &Job, number: usize, began: Instant) -> Result<Lane> {
+fn lane(site: &HaulSite, job: &Job, number: usize, began: Instant) -> Result<Lane> {
     let identity = Identity::of(u16::try_from(number)?);
     let recent = Arc::new(Mutex::new(Recent::default()));
     let faults = Faults::loss(job.loss);
@@ -396,7 +395,7 @@ fn lane(site: &Site, job: &Job, number: usize, began: Instant) -> Result<Lane> {
 }
 
 /// Makes the requests of a guest, on a thread in the guest's namespace.
-fn ask(shared: &Shared<'_>, lane: &Lane, expected: &Expected) {
+fn ask(shared: &TransferShared<'_>, lane: &Lane, expected: &Expected) {
     let mut buffer = vec![0; READ];
     while let Some(number) = shared.next() {
         let ending = ENDINGS[number as usize % ENDINGS.len()];
@@ -411,9 +410,9 @@ fn ask(shared: &Shared<'_>, lane: &Lane, expected: &Expected) {
 }
 
 fn fetch(
-    shared: &Shared<'_>,
+    shared: &TransferShared<'_>,
     lane: &Lane,
-    ending: Ending,
+    ending: HaulEnding,
     expected: &Expected,
     buffer: &mut [u8],
 ) -> Result<()> {
@@ -422,9 +421,9 @@ fn fetch(
     shared.progressed(lane, true);
     lock(&lane.state).port = stream.local_addr()?.port();
     stream.set_read_timeout(Some(GIVES_UP))?;
-    let request = shared.requests[usize::from(!matches!(ending, Ending::Guest))];
+    let request = shared.requests[usize::from(!matches!(ending, HaulEnding::Guest))];
     stream.write_all(request.as_bytes()).context("send the request")?;
-    if matches!(ending, Ending::HalfClosed) {
+    if matches!(ending, HaulEnding::HalfClosed) {
         stream.shutdown(Shutdown::Write).context("close one half")?;
     }
     let (mut answer, mut is_done) = (Answer::default(), false);
@@ -438,7 +437,7 @@ fn fetch(
         ensure!(!is_done, "bytes follow the answer");
         match answer.feed(&buffer[..length], expected, shared.bodies) {
             Progress::More => {}
-            Progress::Done { .. } if matches!(ending, Ending::Guest) => return Ok(()),
+            Progress::Done { .. } if matches!(ending, HaulEnding::Guest) => return Ok(()),
             Progress::Done { .. } => is_done = true,
             Progress::Wrong(failure) => bail!("wrong answer: {failure:?}"),
         }
@@ -453,10 +452,10 @@ fn fetch(
 const REQUESTS: u64 = 250;
 
 /// Runs all guests until all answers have arrived.
-fn haul_to_pretended(site: &Site, job: &Job, progress: &mut ProgressLines) -> Result<Found> {
+fn haul_to_pretended(site: &HaulSite, job: &Job, progress: &mut HaulProgress) -> Result<HaulCounts> {
     let _agent = site.serve()?;
     let mut pump = Pump::new(&site.taps)?;
-    let mut found = Found::default();
+    let mut found = HaulCounts::default();
     let (mut asked, mut rounds) = (0, 0);
     while asked < job.answers && Instant::now() < job.end {
         let requests = (job.answers - asked).div_ceil(job.guests as u64).min(REQUESTS);
@@ -504,7 +503,7 @@ fn haul_to_pretended(site: &Site, job: &Job, progress: &mut ProgressLines) -> Re
 const NO_LIMITS: &str = "limits: {frames_per_second: 0, connections_per_second: 0}\n";
 
 /// The namespace with its taps, and the files of the agent and its guests.
-struct Site {
+struct HaulSite {
     agent: PathBuf,
     configuration: PathBuf,
     taps: Vec<Arc<Tap>>,
@@ -514,7 +513,7 @@ struct Site {
     ns: Namespace,
 }
 
-impl Site {
+impl HaulSite {
     /// Makes taps and records.
     fn new(job: &Job, agent: &Path, configuration: &str) -> Result<Self> {
         let case = Case::lay_out(Dialect::Nocloud, job.guests, job.bytes)?;
@@ -559,7 +558,7 @@ impl Site {
     }
 }
 
-impl Drop for Site {
+impl Drop for HaulSite {
     fn drop(&mut self) {
         // All taps are deleted in one step. Each tap that closes by its descriptor waits for a grace period of its own.
         if let Err(error) = self.ns.ip(&format!("link del group {TAP_GROUP}")) {
@@ -572,7 +571,7 @@ impl Drop for Site {
 
 /// The results of one run.
 #[derive(Debug, Serialize)]
-struct Report {
+struct HaulReport {
     seed: u64,
     limit_s: f64,
     cases: Vec<HaulCase>,
@@ -598,7 +597,7 @@ struct HaulCase {
 }
 
 impl HaulCase {
-    fn new(job: &Job, found: Found, took: Duration) -> Self {
+    fn new(job: &Job, found: HaulCounts, took: Duration) -> Self {
         Self {
             kind: job.kind.to_string(),
             guests: job.guests,
@@ -644,7 +643,7 @@ impl HaulCase {
     }
 }
 
-impl Report {
+impl HaulReport {
     fn new(seed: u64, limit_s: f64) -> Self {
         Self { seed, limit_s, cases: Vec::new() }
     }
@@ -714,12 +713,12 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use super::{HaulCase, Kind, Report, Stall, answers, guests};
+    use super::{GuestKind, HaulCase, HaulReport, Stall, answers, guests};
 
     #[test]
     fn answers_and_guests_have_a_kind_and_a_count() {
         assert_eq!(answers("64KiB=1000000"), Ok((65_536, 1_000_000)));
-        assert_eq!(guests("linux=32"), Ok((Kind::Linux, 32)));
+        assert_eq!(guests("linux=32"), Ok((GuestKind::Linux, 32)));
         for text in ["", "64KiB", "64KiB=", "64KiB=0", "x=1"] {
             assert!(answers(text).is_err(), "{text}");
         }
@@ -738,7 +737,7 @@ mod tests {
             HaulCase { answered: 4, ..good() },
         ];
         for (case, broken) in bad.into_iter().map(|case| (case, 1)).chain([(good(), 0)]) {
-            let report = Report { seed: 1, limit_s: 3.0, cases: vec![case] };
+            let report = HaulReport { seed: 1, limit_s: 3.0, cases: vec![case] };
             assert_eq!(report.broken().len(), broken, "{report:?}");
         }
     }
@@ -751,7 +750,7 @@ mod tests {
             ..Stall::default()
         };
         let case = HaulCase { described: vec![stall], ..HaulCase::default() };
-        let text = Report { seed: 1, limit_s: 3.0, cases: vec![case] }.text();
+        let text = HaulReport { seed: 1, limit_s: 3.0, cases: vec![case] }.text();
         assert!(text.contains("10.0.16.0:40000") && text.contains("seq 7"), "{text}");
     }
 }

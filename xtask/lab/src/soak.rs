@@ -33,8 +33,7 @@ use std::time::{Duration, Instant};
 use support::agent::Agent;
 use support::guest::METADATA;
 use support::record::{Identity, replace};
-use watch::Report;
-use watch::{Sample, Watch};
+use watch::{SoakReport, SoakSample, SoakWatch};
 
 use crate::storm::crawl::Dialect;
 use crate::storm::guest::{Plan, Planned};
@@ -129,7 +128,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 fn hostile_tenants(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<()> {
-    let plan = tenants::Plan {
+    let plan = tenants::TenantsPlan {
         agent,
         length: Duration::from_secs_f64(args.minutes * 60.0),
         only: args.only.clone(),
@@ -156,7 +155,7 @@ fn build() -> Result<PathBuf> {
     Ok(agent)
 }
 
-fn soak(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<Report> {
+fn soak(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<SoakReport> {
     eprintln!("{} taps, seed {}", args.taps, args.seed);
     let node = Node::new(agent, args.taps, !args.no_pins)?;
     let records = node.records();
@@ -164,7 +163,7 @@ fn soak(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<Rep
     let first = node.start()?;
     let shared = Shared::new(interrupted);
     let began = Instant::now();
-    let mut watch = Watch::new(began);
+    let mut watch = SoakWatch::new(began);
     let (samples, agent) = std::thread::scope(|scope| {
         let ends = EndsWithMe(&shared);
         let threads = start_threads(scope, &shared, &node, &records, &mut guests, args.seed);
@@ -186,7 +185,7 @@ fn soak(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<Rep
         shared.breach(format!("the last agent left {remaining}"));
     }
     let minutes = began.elapsed().as_secs_f64() / 60.0;
-    Ok(Report::new(args.seed, args.taps.into(), minutes, samples, &shared))
+    Ok(SoakReport::new(args.seed, args.taps.into(), minutes, samples, &shared))
 }
 
 type Running<'scope> = Vec<std::thread::ScopedJoinHandle<'scope, Result<()>>>;
@@ -224,10 +223,10 @@ fn stages<'a>(
     args: &Args,
     node: &'a Node,
     mut agent: Agent<'a>,
-    watch: &mut Watch,
+    watch: &mut SoakWatch,
     shared: &Shared,
     began: Instant,
-) -> Result<(Vec<Sample>, Agent<'a>)> {
+) -> Result<(Vec<SoakSample>, Agent<'a>)> {
     let whole = Duration::from_secs_f64(args.minutes * 60.0);
     let mut progress = ProgressLines { shared, began, whole, printed: began };
     let mut endings = node.endings().iter().cycle();

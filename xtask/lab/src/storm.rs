@@ -22,9 +22,9 @@ mod watch;
 use anyhow::{Context as _, Result, bail, ensure};
 use bytes::Bytes;
 use cpu::{Results, SCHEMA};
-use crawl::{Asked, Dialect};
+use crawl::{CrawlRequest, Dialect};
 use guest::{Arrival, Body, Expected, Flood, Plan, Planned, Wires, tap_name};
-use lab::{Event, Lab};
+use lab::{Lab, StormEvent};
 use metadata_common::addresses;
 use metadata_common::addresses::Connection;
 use metadata_common::time::Now;
@@ -34,7 +34,7 @@ use metadata_content::http::{Headers, Method, Request, Response};
 use metadata_content::record::{Record, RecordLimits, USER_DATA_DEFAULT, USER_DATA_MAX};
 use metadata_content::store::{Interner, LiveOutcome, Responses, VmState};
 use metadata_feed::directory;
-use peer::{OWN_MAC, Page, Tenant};
+use peer::{OWN_MAC, PeerPage, Tenant};
 use run::Run;
 use serde_json::json;
 use shell::tools;
@@ -88,7 +88,7 @@ pub(crate) struct Args {
     /// Disturb xdp-imds this many seconds after the start of a storm: kill9@SECONDS (it is started again) or
     /// takeover@SECONDS. The agent then pins its links and maps, and guests repeat failed requests, as clients do
     #[arg(long, value_name = "WHAT@SECONDS", value_delimiter = ',', value_parser = lab::read)]
-    event: Vec<Event>,
+    event: Vec<StormEvent>,
     /// Measure a lone request: one guest at a time, with pauses between requests
     #[arg(long)]
     lone: bool,
@@ -415,7 +415,7 @@ impl Case {
             });
             planned.push(Planned { mac: identity.mac.0, address: identity.address, answers });
         }
-        let requests = crawl.iter().map(Asked::text).collect();
+        let requests = crawl.iter().map(CrawlRequest::text).collect();
         let plan = Plan { server: METADATA, requests, bodies: bodies.finish()?, guests: planned };
         let mut file = BufWriter::new(File::create(self.plan())?);
         serde_json::to_writer(&mut file, &plan)?;
@@ -446,12 +446,12 @@ impl Case {
 
 /// Returns the expected answers to a guest's requests, in order, and the pages that a peer needs for them.
 pub(crate) fn ask(
-    crawl: &[Asked],
+    crawl: &[CrawlRequest],
     identity: &Identity,
     responses: &Responses,
     bodies: &mut Bodies,
-) -> Result<(Vec<Page>, Vec<Expected>)> {
-    let (mut pages, mut answers, mut token) = (Vec::<Page>::new(), Vec::new(), String::new());
+) -> Result<(Vec<PeerPage>, Vec<Expected>)> {
+    let (mut pages, mut answers, mut token) = (Vec::<PeerPage>::new(), Vec::new(), String::new());
     for asked in crawl {
         if asked.is_signed() {
             answers.push(Expected { status: 200, body: Body::Token });
@@ -472,14 +472,14 @@ pub(crate) fn ask(
         if !pages.iter().any(|page| page.method == asked.method && page.path == asked.path) {
             let content_type = response.field("Content-Type").unwrap_or_default().to_owned();
             let (method, path) = (asked.method.clone(), asked.path.clone());
-            pages.push(Page { method, path, status, content_type, body });
+            pages.push(PeerPage { method, path, status, content_type, body });
         }
     }
     Ok((pages, answers))
 }
 
 /// Returns the agent's answer to a request.
-fn answer(asked: &Asked, identity: &Identity, responses: &Responses, token: &str) -> Result<Response> {
+fn answer(asked: &CrawlRequest, identity: &Identity, responses: &Responses, token: &str) -> Result<Response> {
     let method = Method::from_token(&asked.method);
     let path = asked.path.replace(OWN_MAC, &identity.mac.to_string());
     let field = asked.field_with(token);

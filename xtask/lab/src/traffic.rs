@@ -55,11 +55,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn measure(rounds: u16, pod: Option<Binding>) -> Result<Report> {
+fn measure(rounds: u16, pod: Option<Binding>) -> Result<TrafficReport> {
     let way = Way::lay(pod)?;
     let (ns, tap) = (way.ns(), way.tap());
     let mut variants = Variants::load(ns, tap.name())?;
-    let mut samples = vec![Vec::with_capacity(rounds.into()); Kind::ALL.len() * Variant::ALL.len()];
+    let mut samples = vec![Vec::with_capacity(rounds.into()); FrameKind::ALL.len() * Variant::ALL.len()];
     for round in 0..usize::from(rounds) {
         if round.is_multiple_of(5) {
             eprintln!("round {} of {rounds}", round + 1);
@@ -68,7 +68,7 @@ fn measure(rounds: u16, pod: Option<Binding>) -> Result<Report> {
             // Each round begins with another program, so that none always follows the same one.
             let at = (turn + round) % Variant::ALL.len();
             let taken = variants.with(Variant::ALL[at], || {
-                Kind::ALL.iter().map(|kind| cost(tap, *kind)).collect::<Result<Vec<_>>>()
+                FrameKind::ALL.iter().map(|kind| cost(tap, *kind)).collect::<Result<Vec<_>>>()
             });
             let taken = taken.with_context(|| format!("with {}", Variant::ALL[at].name()))?;
             for (kind, nanos) in taken.into_iter().enumerate() {
@@ -77,20 +77,22 @@ fn measure(rounds: u16, pod: Option<Binding>) -> Result<Report> {
         }
     }
     let arrived = sink_frames(way.end())?;
-    let sent: u64 = Kind::ALL.iter().map(|kind| u64::from(WARM_UP + kind.frames())).sum::<u64>()
+    let sent: u64 = FrameKind::ALL.iter().map(|kind| u64::from(WARM_UP + kind.frames())).sum::<u64>()
         * u64::from(rounds)
         * Variant::ALL.len() as u64;
     ensure!(
         arrived >= sent,
         "only {arrived} of {sent} frames reached the neighbour, so the costs are not valid"
     );
-    let cells = Kind::ALL.iter().flat_map(|kind| Variant::ALL.iter().map(move |variant| (*kind, *variant)));
-    let rows = cells.zip(samples).map(|((kind, variant), nanos)| Row::new(kind, variant, nanos)).collect();
-    Report::new(way.name(), rounds, rows)
+    let cells =
+        FrameKind::ALL.iter().flat_map(|kind| Variant::ALL.iter().map(move |variant| (*kind, *variant)));
+    let rows =
+        cells.zip(samples).map(|((kind, variant), nanos)| TrafficRow::new(kind, variant, nanos)).collect();
+    TrafficReport::new(way.name(), rounds, rows)
 }
 
 /// Returns the CPU time of the whole system for one frame of a kind, in nanoseconds.
-fn cost(tap: &Tap, kind: Kind) -> Result<f64> {
+fn cost(tap: &Tap, kind: FrameKind) -> Result<f64> {
     let frame = kind.frame();
     send(tap, &frame, WARM_UP)?;
     let before = own_cpu()?;
@@ -125,7 +127,7 @@ fn sink_frames(ns: &Namespace) -> Result<u64> {
 
 /// A kind of frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FrameKind {
     /// The shortest frames, such as acknowledgements and DNS.
     Small,
     /// Frames of a full MTU.
@@ -139,7 +141,7 @@ const HEADERS: usize = 54;
 /// Bytes of payload in a segment with an MTU of 1,500.
 const MSS: u16 = 1_460;
 
-impl Kind {
+impl FrameKind {
     /// All kinds.
     pub(crate) const ALL: [Self; 3] = [Self::Small, Self::Full, Self::Tso];
 
@@ -290,26 +292,26 @@ impl Way {
 // The results as a table, as JSON and as a bar chart.
 
 /// The results of one run, and the machine they belong to.
-pub(crate) struct Report {
+pub(crate) struct TrafficReport {
     kernel: String,
     cores: usize,
     commit: String,
     way: &'static str,
     rounds: u16,
-    rows: Vec<Row>,
+    rows: Vec<TrafficRow>,
 }
 
 /// The results of one program with one kind of frame.
-pub(crate) struct Row {
-    kind: Kind,
+pub(crate) struct TrafficRow {
+    kind: FrameKind,
     variant: Variant,
     /// CPU nanoseconds per frame in each round.
     rounds: Vec<f64>,
 }
 
-impl Row {
+impl TrafficRow {
     /// Makes a row of the measurements of all rounds, in order.
-    pub(crate) fn new(kind: Kind, variant: Variant, rounds: Vec<f64>) -> Self {
+    pub(crate) fn new(kind: FrameKind, variant: Variant, rounds: Vec<f64>) -> Self {
         Self { kind, variant, rounds }
     }
 
@@ -326,9 +328,9 @@ fn quantile(values: &[f64], part: f64) -> f64 {
     sorted.get(at).copied().unwrap_or(f64::NAN)
 }
 
-impl Report {
+impl TrafficReport {
     /// Makes a report, with kernel, cores and commit of this machine.
-    pub(crate) fn new(way: &'static str, rounds: u16, rows: Vec<Row>) -> Result<Self> {
+    pub(crate) fn new(way: &'static str, rounds: u16, rows: Vec<TrafficRow>) -> Result<Self> {
         let kernel =
             fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot read the kernel release")?;
         let output =
@@ -343,7 +345,7 @@ impl Report {
 
     /// Returns the cost as a multiple of the cost without a program. It is the median of the ratios within each round,
     /// so that a slow round does not affect it.
-    fn ratio(&self, row: &Row) -> f64 {
+    fn ratio(&self, row: &TrafficRow) -> f64 {
         let Some(bare) = self.rows.iter().find(|r| r.kind == row.kind && r.variant == Variant::None) else {
             return f64::NAN;
         };
@@ -440,11 +442,11 @@ impl Report {
 mod tests {
     use support::tap::VNET_HDR_LEN;
 
-    use super::{Kind, Report, Row, Variant, quantile};
+    use super::{FrameKind, TrafficReport, TrafficRow, Variant, quantile};
 
     #[test]
     fn a_frame_has_the_length_of_its_kind() {
-        for (kind, len) in [(Kind::Small, 64), (Kind::Full, 1_514), (Kind::Tso, 59_914)] {
+        for (kind, len) in [(FrameKind::Small, 64), (FrameKind::Full, 1_514), (FrameKind::Tso, 59_914)] {
             assert_eq!(kind.frame().len(), VNET_HDR_LEN + len, "{kind:?}");
         }
     }
@@ -457,10 +459,10 @@ mod tests {
 
     #[test]
     fn a_slow_round_does_not_change_the_ratio() {
-        let row = |variant, rounds: [f64; 3]| Row::new(Kind::Tso, variant, rounds.to_vec());
+        let row = |variant, rounds: [f64; 3]| TrafficRow::new(FrameKind::Tso, variant, rounds.to_vec());
         let rows =
             vec![row(Variant::None, [100.0, 1_000.0, 100.0]), row(Variant::Tcx, [110.0, 1_100.0, 110.0])];
-        let report = Report::new("through a bridge", 3, rows).expect("this machine is known");
+        let report = TrafficReport::new("through a bridge", 3, rows).expect("this machine is known");
         assert!((report.ratio(&report.rows[1]) - 1.1).abs() < 1e-9);
         let json = report.json();
         assert_eq!(json["rows"][1]["program"], "tcx");

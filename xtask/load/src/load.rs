@@ -8,9 +8,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use crate::facts::Facts;
-use crate::facts::{Host, Hosts, Prefix};
-use crate::plan::{BINARY, CONFIG, LIB, LOG, SERVICE, Source, Step, Wanted};
+use crate::facts::{Facts, Host, Hosts, Prefix};
+use crate::plan::{BINARY, CONFIG, HostStep, LIB, LOG, SERVICE, Source, Wanted};
 use crate::{facts, plan};
 
 /// What `--help` says at its end.
@@ -92,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for (asked, host) in &hosts {
         let started = Instant::now();
         let Ok(known) = asked else {
-            rows.push(Row::new(host, Outcome::Failed));
+            rows.push(HostRow::new(host, LoadOutcome::Failed));
             continue;
         };
         let facts = &known.facts;
@@ -100,18 +99,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             if args.rollback { Source::Previous } else { Source::File(agents.get(&facts.machine).cloned()) };
         let wanted = Wanted { source, config: config.clone(), ready_within: args.timeout };
         let (outcome, to) = match &failure {
-            Some(_) => (Outcome::Untouched, None),
+            Some(_) => (LoadOutcome::Untouched, None),
             None => match load(host, known, &wanted, args) {
                 Ok(loaded) => loaded,
                 Err(error) => {
                     failure = Some(error);
-                    (Outcome::Failed, None)
+                    (LoadOutcome::Failed, None)
                 }
             },
         };
         let (from, seconds) = (facts.version.clone(), started.elapsed().as_secs_f64());
         let machine = facts.machine.clone();
-        rows.push(Row { from, to, seconds, machine, ..Row::new(host, outcome) });
+        rows.push(HostRow { from, to, seconds, machine, ..HostRow::new(host, outcome) });
     }
     print(&rows, args.json)?;
     failure.map_or(Ok(()), Err)
@@ -152,12 +151,12 @@ fn build_agents<'a>(
 }
 
 /// Loads one host. Returns what became of it and what the new agent says of itself.
-fn load(host: &Host, known: &Known, wanted: &Wanted, args: &Args) -> Result<(Outcome, Option<String>)> {
+fn load(host: &Host, known: &Known, wanted: &Wanted, args: &Args) -> Result<(LoadOutcome, Option<String>)> {
     let Known { root, facts } = known;
     let plan = plan::load(facts, wanted);
     if args.dry_run {
         show(host, plan.before.iter().chain(&plan.after));
-        return Ok((Outcome::DryRun, None));
+        return Ok((LoadOutcome::DryRun, None));
     }
     let version = match walk(host, root, &plan.before) {
         Ok(printed) => printed.trim().to_owned(),
@@ -170,9 +169,9 @@ fn load(host: &Host, known: &Known, wanted: &Wanted, args: &Args) -> Result<(Out
         bail!("{error:#}\n{}", next_step(host, facts, args));
     }
     let outcome = match (args.rollback, facts.runs()) {
-        (true, _) => Outcome::RolledBack,
-        (false, true) => Outcome::Upgraded,
-        (false, false) => Outcome::Loaded,
+        (true, _) => LoadOutcome::RolledBack,
+        (false, true) => LoadOutcome::Upgraded,
+        (false, false) => LoadOutcome::Loaded,
     };
     Ok((outcome, Some(version)))
 }
@@ -197,7 +196,7 @@ fn next_step(host: &Host, facts: &Facts, args: &Args) -> String {
 /// What became of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Outcome {
+pub(crate) enum LoadOutcome {
     /// The agent was started for the first time.
     Loaded,
     /// The agent took over from a previous one.
@@ -214,7 +213,7 @@ pub(crate) enum Outcome {
     DryRun,
 }
 
-impl Outcome {
+impl LoadOutcome {
     fn name(self) -> &'static str {
         match self {
             Self::Loaded => "loaded",
@@ -230,10 +229,10 @@ impl Outcome {
 
 /// A row of the table.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct HostRow {
     pub(crate) host: String,
     pub(crate) machine: String,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: LoadOutcome,
     /// What the binary before said of itself.
     pub(crate) from: Option<String>,
     /// What the present binary says of itself.
@@ -241,15 +240,15 @@ pub(crate) struct Row {
     pub(crate) seconds: f64,
 }
 
-impl Row {
+impl HostRow {
     /// Returns the row of a host that has told nothing of itself.
-    pub(crate) fn new(host: &Host, outcome: Outcome) -> Self {
+    pub(crate) fn new(host: &Host, outcome: LoadOutcome) -> Self {
         Self { host: host.to_string(), machine: "-".into(), outcome, from: None, to: None, seconds: 0.0 }
     }
 }
 
 /// Prints the results on standard output.
-pub(crate) fn print(rows: &[Row], json: bool) -> Result<()> {
+pub(crate) fn print(rows: &[HostRow], json: bool) -> Result<()> {
     if json {
         println!("{}", serde_json::to_string_pretty(rows)?);
     } else {
@@ -258,9 +257,9 @@ pub(crate) fn print(rows: &[Row], json: bool) -> Result<()> {
     Ok(())
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[HostRow]) -> String {
     let width = rows.iter().map(|row| row.host.len()).max().unwrap_or(0).max(4);
-    let line = |row: &Row| {
+    let line = |row: &HostRow| {
         let version = match (&row.from, &row.to) {
             (Some(from), Some(to)) => format!("{from} → {to}"),
             (Some(from), None) => from.clone(),
@@ -276,7 +275,7 @@ fn table(rows: &[Row]) -> String {
 }
 
 /// Runs steps on a host and shows each. Returns the standard output of the first one.
-pub(crate) fn walk(host: &Host, root: &Prefix, steps: &[Step]) -> Result<String> {
+pub(crate) fn walk(host: &Host, root: &Prefix, steps: &[HostStep]) -> Result<String> {
     let mut first = None;
     for step in steps {
         eprintln!("{host}: {}", step.says);
@@ -291,7 +290,7 @@ pub(crate) fn walk(host: &Host, root: &Prefix, steps: &[Step]) -> Result<String>
 }
 
 /// Shows steps that are not done.
-pub(crate) fn show<'a>(host: &Host, steps: impl IntoIterator<Item = &'a Step>) {
+pub(crate) fn show<'a>(host: &Host, steps: impl IntoIterator<Item = &'a HostStep>) {
     for (number, step) in steps.into_iter().enumerate() {
         eprintln!("{host}: would {:>2}. {}", number + 1, step.says);
     }
@@ -299,12 +298,12 @@ pub(crate) fn show<'a>(host: &Host, steps: impl IntoIterator<Item = &'a Step>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Outcome, Row, table};
+    use super::{HostRow, LoadOutcome, table};
     use crate::facts::Host;
 
     #[test]
     fn the_table_has_a_row_for_each_host_with_both_versions() {
-        let row = |host: &str, outcome, from: Option<&str>, to: Option<&str>| Row {
+        let row = |host: &str, outcome, from: Option<&str>, to: Option<&str>| HostRow {
             host: host.into(),
             machine: "x86_64".into(),
             outcome,
@@ -313,9 +312,9 @@ mod tests {
             seconds: 4.25,
         };
         let rows = [
-            row("hv1", Outcome::Upgraded, Some("0.1"), Some("0.2")),
-            row("hv-two", Outcome::RolledBack, Some("0.2"), Some("0.1")),
-            Row::new(&Host::Here, Outcome::Failed),
+            row("hv1", LoadOutcome::Upgraded, Some("0.1"), Some("0.2")),
+            row("hv-two", LoadOutcome::RolledBack, Some("0.2"), Some("0.1")),
+            HostRow::new(&Host::Here, LoadOutcome::Failed),
         ];
         let expected = "HOST       MACHINE   OUTCOME      SECONDS  AGENT\n\
                         hv1        x86_64    upgraded         4.2  0.1 → 0.2\n\

@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::facts::Facts;
-use crate::facts::{Input, Script};
+use crate::facts::{Facts, Input, Script};
 
 /// How long a previous agent may take to end: 30 s for its guests (`DRAIN_LIMIT`), and a margin. Also how long an agent
 /// may take after SIGTERM, as in its unit.
@@ -11,7 +10,7 @@ const ENDS_WITHIN: u32 = 45;
 
 /// One step on a host.
 #[derive(Clone, Debug)]
-pub(crate) struct Step {
+pub(crate) struct HostStep {
     /// What it does, for progress and dry runs.
     pub(crate) says: String,
     pub(crate) script: Script,
@@ -19,11 +18,11 @@ pub(crate) struct Step {
 
 /// The steps of a load.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct LoadPlan {
     /// The steps up to the takeover. If one fails, the host is as before.
-    pub(crate) before: Vec<Step>,
+    pub(crate) before: Vec<HostStep>,
     /// The steps after it. If one fails, somebody has to decide.
-    pub(crate) after: Vec<Step>,
+    pub(crate) after: Vec<HostStep>,
 }
 
 /// Where the new binary comes from.
@@ -54,15 +53,15 @@ const DEFAULT_CONFIG: &str = "\
 records: /etc/xdp-imds/records.d
 ";
 
-fn step(says: impl Into<String>, text: &'static str, words: &[&str], input: Input) -> Step {
+fn step(says: impl Into<String>, text: &'static str, words: &[&str], input: Input) -> HostStep {
     let words = words.iter().map(|&word| word.to_owned()).collect();
-    Step { says: says.into(), script: Script { text, words, input } }
+    HostStep { says: says.into(), script: Script { text, words, input } }
 }
 
 /// Returns the steps of a load.
-pub(crate) fn load(facts: &Facts, wanted: &Wanted) -> Plan {
+pub(crate) fn load(facts: &Facts, wanted: &Wanted) -> LoadPlan {
     let ready = wanted.ready_within.to_string();
-    let mut plan = Plan { before: vec![stage(&wanted.source)], after: Vec::new() };
+    let mut plan = LoadPlan { before: vec![stage(&wanted.source)], after: Vec::new() };
     let config = match &wanted.config {
         Some(text) => Some((text.clone(), "given")),
         None => (!facts.config).then(|| (DEFAULT_CONFIG.to_owned(), "default")),
@@ -92,11 +91,11 @@ pub(crate) fn load(facts: &Facts, wanted: &Wanted) -> Plan {
 }
 
 /// The step that shows the agent's state.
-fn status() -> Step {
+fn status() -> HostStep {
     step("show its status", include_str!("scripts/status.sh"), &[], Input::Nothing)
 }
 
-fn stage(source: &Source) -> Step {
+fn stage(source: &Source) -> HostStep {
     let to = format!("{LIB}/next");
     match source {
         Source::Previous => {
@@ -118,7 +117,7 @@ fn stage(source: &Source) -> Step {
 
 /// The steps with systemd. A unit runs one agent at a time, so a second unit takes over first, and the first unit with
 /// the new binary takes over from that one.
-fn by_systemd(plan: &mut Plan, facts: &Facts, ready: &str) {
+fn by_systemd(plan: &mut LoadPlan, facts: &Facts, ready: &str) {
     let ends = ENDS_WITHIN.to_string();
     if facts.active {
         let unit = Input::Text(bridge_unit());
@@ -139,7 +138,7 @@ fn by_systemd(plan: &mut Plan, facts: &Facts, ready: &str) {
 }
 
 /// The steps without systemd. The agent becomes a process of its own.
-fn by_process(plan: &mut Plan, facts: &Facts, ready: &str) {
+fn by_process(plan: &mut LoadPlan, facts: &Facts, ready: &str) {
     let from =
         if facts.runs() { "; it takes over and becomes ready" } else { ", and wait until it is ready" };
     let says = format!("start it detached, with {PID_FILE} and {LOG}{from}");
@@ -155,7 +154,7 @@ fn by_process(plan: &mut Plan, facts: &Facts, ready: &str) {
     plan.after.push(step(says, include_str!("scripts/finish.sh"), &[], Input::Nothing));
 }
 
-fn place(facts: &Facts) -> Step {
+fn place(facts: &Facts) -> HostStep {
     let kept =
         if facts.version.is_some() { format!("; the present one becomes {LIB}/previous") } else { "".into() };
     let says = format!("put the binary in place as {BINARY}{kept}");
@@ -163,7 +162,7 @@ fn place(facts: &Facts) -> Step {
 }
 
 /// Returns the step after a failure before the end of the takeover.
-pub(crate) fn undo(facts: &Facts, wanted: &Wanted) -> Step {
+pub(crate) fn undo(facts: &Facts, wanted: &Wanted) -> HostStep {
     let pid = facts.pid.map(|pid| pid.to_string()).unwrap_or_default();
     let words = [pid, ENDS_WITHIN.to_string(), wanted.ready_within.to_string()];
     let words = words.each_ref().map(String::as_str);
@@ -171,7 +170,7 @@ pub(crate) fn undo(facts: &Facts, wanted: &Wanted) -> Step {
 }
 
 /// Returns the steps of an unload; none if there is nothing to do.
-pub(crate) fn unload(facts: &Facts, purge: bool) -> Vec<Step> {
+pub(crate) fn unload(facts: &Facts, purge: bool) -> Vec<HostStep> {
     let mut steps = Vec::new();
     // Otherwise whatever runs there is somebody else's.
     if facts.is_loaded {
@@ -260,15 +259,14 @@ fn unit_of(binary: &str) -> String {
 mod tests {
     use std::process::Command;
 
-    use super::{BINARY, CONFIG, LIB, Plan, Source, Step, Wanted, bridge_unit, load, unit, unload};
-    use crate::facts::Facts;
-    use crate::facts::Input;
+    use super::{BINARY, CONFIG, HostStep, LIB, LoadPlan, Source, Wanted, bridge_unit, load, unit, unload};
+    use crate::facts::{Facts, Input};
 
     fn wanted(source: Source, config: Option<&str>) -> Wanted {
         Wanted { source, config: config.map(Into::into), ready_within: 60 }
     }
 
-    fn lines(steps: &[Step]) -> Vec<&str> {
+    fn lines(steps: &[HostStep]) -> Vec<&str> {
         steps.iter().map(|step| step.says.split([' ', ';', ',']).next().unwrap_or_default()).collect()
     }
 
@@ -282,7 +280,7 @@ mod tests {
     fn an_agent_is_replaced_only_after_the_doctor_agrees() {
         for (systemd, runs) in [(false, false), (false, true), (true, false), (true, true)] {
             for source in [Source::File(None), Source::Previous] {
-                let Plan { before, after } = load(&facts(systemd, runs), &wanted(source, None));
+                let LoadPlan { before, after } = load(&facts(systemd, runs), &wanted(source, None));
                 let all: Vec<_> = before.iter().chain(&after).collect();
                 let at = |word: &str| all.iter().position(|step| step.says.contains(word));
                 let doctor = at("doctor").expect("a doctor");

@@ -1,8 +1,7 @@
 //! `cargo xtask unload`: opens the taps and takes away what `cargo xtask load` has put on a host.
 
-use crate::facts::Facts;
-use crate::facts::Hosts;
-use crate::load::{self, Outcome, Row};
+use crate::facts::{Facts, Hosts};
+use crate::load::{self, HostRow, LoadOutcome};
 use crate::plan;
 use anyhow::Result;
 use std::time::Instant;
@@ -30,7 +29,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut failure = None;
     for host in args.hosts.list() {
         let started = Instant::now();
-        let mut row = Row::new(&host, Outcome::Untouched);
+        let mut row = HostRow::new(&host, LoadOutcome::Untouched);
         if failure.is_none() {
             let unloaded = host.root().and_then(|root| {
                 let facts = Facts::of(&host, &root)?;
@@ -40,18 +39,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 let steps = plan::unload(&facts, args.purge);
                 if args.dry_run {
                     load::show(&host, &steps);
-                    return Ok(Outcome::DryRun);
+                    return Ok(LoadOutcome::DryRun);
                 }
                 if steps.is_empty() {
                     eprintln!("{host}: `cargo xtask load` has put nothing there");
-                    return Ok(Outcome::Untouched);
+                    return Ok(LoadOutcome::Untouched);
                 }
                 load::walk(&host, &root, &steps)?;
-                Ok(Outcome::Unloaded)
+                Ok(LoadOutcome::Unloaded)
             });
             row.outcome = unloaded.unwrap_or_else(|error| {
                 failure = Some(error);
-                Outcome::Failed
+                LoadOutcome::Failed
             });
         }
         row.seconds = started.elapsed().as_secs_f64();

@@ -19,8 +19,7 @@ pub(crate) mod layout;
 pub(crate) use layout::sha256;
 
 use anyhow::{Context as _, Result, ensure};
-use layout::LayerEntry;
-use layout::{About, Image};
+use layout::{About, Image, LayerEntry};
 use shell::architecture::Architecture;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -28,16 +28,16 @@ pub(crate) struct Args {
 const EXTRACT: &str = "tests/schemas/published.json";
 
 /// A published file with schemas.
-struct Source {
+struct SchemaSource {
     project: &'static str,
     version: &'static str,
     url: &'static str,
     sha256: &'static str,
-    form: Form,
+    form: SchemaForm,
 }
 
 /// The form of the schemas in a file.
-enum Form {
+enum SchemaForm {
     /// OpenAPI 2, with the wanted kinds of one API group.
     Swagger { group: &'static str, kinds: &'static [&'static str] },
     /// A CustomResourceDefinition. Properties of its spec that our objects do not use are left out.
@@ -47,55 +47,58 @@ enum Form {
 }
 
 /// The schemas of KubeVirt 1.9.0 and of the other kinds that an overlay may have.
-const SOURCES: [Source; 7] = [
-    Source {
+const SOURCES: [SchemaSource; 7] = [
+    SchemaSource {
         project: "kubevirt/kubevirt",
         version: "v1.9.0",
         url: "https://raw.githubusercontent.com/kubevirt/kubevirt/79d34c1762169e5b0370ec491cef5ca12e6b504c/api/openapi-spec/swagger.json",
         sha256: "2c12b9c092941cff4dddabc65567e44a42c70d6b6c8a70d1c2a644f4960743c5",
-        form: Form::Swagger { group: "kubevirt.io/v1", kinds: &["VirtualMachine", "VirtualMachineInstance"] },
+        form: SchemaForm::Swagger {
+            group: "kubevirt.io/v1",
+            kinds: &["VirtualMachine", "VirtualMachineInstance"],
+        },
     },
-    Source {
+    SchemaSource {
         project: "kubevirt/kubevirt",
         version: "v1.9.0",
         url: "https://raw.githubusercontent.com/kubevirt/kubevirt/79d34c1762169e5b0370ec491cef5ca12e6b504c/pkg/virt-operator/resource/generate/components/validations_generated.go",
         sha256: "6663d916b1cde2bff317b9c97da4a7ff68340e539837a79a81add75be556dafc",
-        form: Form::Go { entry: "plugin", group: "plugin.kubevirt.io/v1alpha1", kind: "Plugin" },
+        form: SchemaForm::Go { entry: "plugin", group: "plugin.kubevirt.io/v1alpha1", kind: "Plugin" },
     },
-    Source {
+    SchemaSource {
         project: "prometheus-operator/prometheus-operator",
         version: "v0.93.0",
         url: "https://raw.githubusercontent.com/prometheus-operator/prometheus-operator/f8fafd475f3d132e239432ae6172de60a6cb6516/example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
         sha256: "45a93443daa687d3654f7e9631909ff7edcdf3ec09c5e60251b74aa2722aee5d",
-        form: Form::Crd { without: &[] },
+        form: SchemaForm::Crd { without: &[] },
     },
-    Source {
+    SchemaSource {
         project: "prometheus-operator/prometheus-operator",
         version: "v0.93.0",
         url: "https://raw.githubusercontent.com/prometheus-operator/prometheus-operator/f8fafd475f3d132e239432ae6172de60a6cb6516/example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
         sha256: "78be98554b9c8506ab2b4f4feb91c5f3a56e536a0a510f3a8e876a459970d56d",
-        form: Form::Crd { without: &[] },
+        form: SchemaForm::Crd { without: &[] },
     },
-    Source {
+    SchemaSource {
         project: "cert-manager/cert-manager",
         version: "v1.21.1",
         url: "https://raw.githubusercontent.com/cert-manager/cert-manager/24e33194fb39488eff2bbf10c6dc640f407cad44/deploy/crds/cert-manager.io_certificates.yaml",
         sha256: "7ad91029c00ec959d54215b19d3b1a9b7e0247eaa60f987151c2b70d8661f8af",
-        form: Form::Crd { without: &[] },
+        form: SchemaForm::Crd { without: &[] },
     },
-    Source {
+    SchemaSource {
         project: "cert-manager/cert-manager",
         version: "v1.21.1",
         url: "https://raw.githubusercontent.com/cert-manager/cert-manager/24e33194fb39488eff2bbf10c6dc640f407cad44/deploy/crds/cert-manager.io_issuers.yaml",
         sha256: "05e37efb02777e0362d24269fa103c2fc11419f9c85e31854ef873e5d9e5c5cc",
-        form: Form::Crd { without: &["acme", "vault", "venafi"] },
+        form: SchemaForm::Crd { without: &["acme", "vault", "venafi"] },
     },
-    Source {
+    SchemaSource {
         project: "openshift/api",
         version: "2a3d73913b5a7caec4c57d5c3d04f51106ec4da3",
         url: "https://raw.githubusercontent.com/openshift/api/2a3d73913b5a7caec4c57d5c3d04f51106ec4da3/payload-manifests/crds/0000_03_config-operator_01_securitycontextconstraints.crd.yaml",
         sha256: "caeeb85886a16888227e7a924a9e8e861a7aa0cbf62cf0252a316f90692a2837",
-        form: Form::Crd { without: &[] },
+        form: SchemaForm::Crd { without: &[] },
     },
 ];
 
@@ -128,13 +131,13 @@ fn extract(from: Option<&Path>) -> Result<String> {
 }
 
 fn take(
-    source: &Source,
+    source: &SchemaSource,
     text: &str,
     kinds: &mut Map<String, Value>,
     definitions: &mut Map<String, Value>,
 ) -> Result<()> {
     match &source.form {
-        Form::Swagger { group, kinds: wanted } => {
+        SchemaForm::Swagger { group, kinds: wanted } => {
             let swagger: Value = serde_json::from_str(text)?;
             let names: Vec<_> = wanted.iter().map(|kind| format!("v1.{kind}")).collect();
             for name in closure(&swagger["definitions"], names.clone())? {
@@ -144,14 +147,14 @@ fn take(
                 wanted.iter().zip(names).map(|(kind, name)| (format!("{group} {kind}"), name.into())),
             );
         }
-        Form::Crd { without } => {
+        SchemaForm::Crd { without } => {
             let crd = yaml(text)?;
             for (kind, schema) in definitions_of_crd(&crd, without)? {
                 kinds.insert(kind.clone(), kind.clone().into());
                 definitions.insert(kind, schema);
             }
         }
-        Form::Go { entry, group, kind } => {
+        SchemaForm::Go { entry, group, kind } => {
             let begins = format!("\"{entry}\": `openAPIV3Schema:\n");
             let at = text.find(&begins).with_context(|| format!("there is no entry {entry}"))? + begins.len();
             let schema = text[at..].split('`').next().unwrap_or_default();
@@ -187,7 +190,7 @@ fn written(
 }
 
 /// Reads a source from a directory, or fetches it from its URL, and checks its digest.
-fn read(source: &Source, from: Option<&Path>) -> Result<String> {
+fn read(source: &SchemaSource, from: Option<&Path>) -> Result<String> {
     let name = source.url.rsplit('/').next().unwrap_or_default();
     let path = match from {
         Some(directory) => directory.join(name),

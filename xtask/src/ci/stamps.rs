@@ -3,7 +3,7 @@
 //! A stamp is a file in the target directory with a digest of what the step depends on: files by their content, tools by
 //! their versions. Git tells the files, so a tree without Git has no stamps, and every step runs.
 
-use super::Outcome;
+use super::StepOutcome;
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
 use std::io::{Seek as _, Write as _};
@@ -51,15 +51,15 @@ impl Stamps {
         name: &str,
         inputs: &[&[&str]],
         is_forced: bool,
-        step: impl FnOnce() -> Result<Outcome>,
-    ) -> Result<Outcome> {
+        step: impl FnOnce() -> Result<StepOutcome>,
+    ) -> Result<StepOutcome> {
         if inputs.is_empty() {
             return step();
         }
         let stamp = self.dir.join(name);
         let digest = self.digest(name, inputs).ok();
         if !is_forced && digest.is_some() && fs::read_to_string(&stamp).ok() == digest {
-            return Ok(Outcome::Unchanged);
+            return Ok(StepOutcome::Unchanged);
         }
         // Before it runs: a step that is interrupted has not passed.
         if stamp.exists() {
@@ -67,7 +67,7 @@ impl Stamps {
         }
         let outcome = step()?;
         // A file that changed while the step ran may not be what it saw.
-        if let (Outcome::Passed, Some(digest)) = (&outcome, digest)
+        if let (StepOutcome::Passed, Some(digest)) = (&outcome, digest)
             && self.digest(name, inputs).ok().as_ref() == Some(&digest)
         {
             fs::create_dir_all(&self.dir)
@@ -118,7 +118,7 @@ pub(super) fn is_known(path: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Outcome;
+    use super::super::StepOutcome;
     use super::{ALWAYS, Stamps, is_known};
     use anyhow::{Result, bail};
     use std::fs;
@@ -148,7 +148,7 @@ mod tests {
     }
 
     /// Runs a step; true if it was not skipped.
-    fn ran(stamps: &Stamps, is_forced: bool, outcome: Result<Outcome>) -> bool {
+    fn ran(stamps: &Stamps, is_forced: bool, outcome: Result<StepOutcome>) -> bool {
         let mut has_run = false;
         let run = || {
             has_run = true;
@@ -197,13 +197,13 @@ mod tests {
     fn only_a_step_that_has_passed_is_skipped() {
         let (_room, stamps) = tree();
         assert!(ran(&stamps, false, Err(anyhow::anyhow!("broken"))), "a first run");
-        assert!(ran(&stamps, false, Ok(Outcome::NotChecked("no network".into()))), "after a failure");
-        assert!(ran(&stamps, false, Ok(Outcome::Passed)), "after a run that checked nothing");
-        assert!(!ran(&stamps, false, Ok(Outcome::Passed)), "after it passed");
-        assert!(ran(&stamps, true, Ok(Outcome::Passed)), "forced");
-        assert!(!ran(&stamps, false, Ok(Outcome::Passed)), "after it passed again");
+        assert!(ran(&stamps, false, Ok(StepOutcome::NotChecked("no network".into()))), "after a failure");
+        assert!(ran(&stamps, false, Ok(StepOutcome::Passed)), "after a run that checked nothing");
+        assert!(!ran(&stamps, false, Ok(StepOutcome::Passed)), "after it passed");
+        assert!(ran(&stamps, true, Ok(StepOutcome::Passed)), "forced");
+        assert!(!ran(&stamps, false, Ok(StepOutcome::Passed)), "after it passed again");
         assert!(ran(&stamps, true, Err(anyhow::anyhow!("broken"))), "forced");
-        assert!(ran(&stamps, false, Ok(Outcome::Passed)), "the failure took the stamp away");
+        assert!(ran(&stamps, false, Ok(StepOutcome::Passed)), "the failure took the stamp away");
     }
 
     #[test]
@@ -211,10 +211,10 @@ mod tests {
         let (_room, stamps) = tree();
         let edit = || {
             fs::write(stamps.top.join("agent/main.rs"), "2")?;
-            Ok(Outcome::Passed)
+            Ok(StepOutcome::Passed)
         };
         stamps.run("tests", INPUTS, false, edit).expect("it passes");
-        assert!(ran(&stamps, false, Ok(Outcome::Passed)));
+        assert!(ran(&stamps, false, Ok(StepOutcome::Passed)));
     }
 
     #[test]
@@ -222,7 +222,7 @@ mod tests {
         let (_room, stamps) = tree();
         fs::remove_dir_all(stamps.top.join(".git")).expect("removed");
         for _ in 0..2 {
-            assert!(ran(&stamps, false, Ok(Outcome::Passed)));
+            assert!(ran(&stamps, false, Ok(StepOutcome::Passed)));
         }
         let failed = stamps.run("tests", INPUTS, false, || bail!("broken"));
         assert!(failed.is_err());

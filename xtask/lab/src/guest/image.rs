@@ -19,7 +19,7 @@ use support::netns::run;
 use support::{agent, host, libvirt};
 
 use super::wire::{Finding, finding};
-use super::{Dialect, KERNEL, MARKER, MEMORY_MIB, Outcome, PROCESSORS, SEED, Subject, wire};
+use super::{BootDialect, BootOutcome, BootSubject, KERNEL, MARKER, MEMORY_MIB, PROCESSORS, SEED, wire};
 
 const SUITE: &str = "bookworm";
 /// The mirror for machines whose apt has no source for [`SUITE`].
@@ -79,11 +79,11 @@ const PROGRESS_EVERY: u32 = 50;
 
 /// A finished image: the files that a boot needs, in one directory.
 #[derive(Debug)]
-pub(super) struct Image {
+pub(super) struct DiskImage {
     directory: PathBuf,
 }
 
-impl Image {
+impl DiskImage {
     /// Returns the path of the root file system. A boot never writes to it.
     pub(super) fn disk(&self) -> PathBuf {
         self.directory.join("disk.img")
@@ -105,8 +105,8 @@ impl Image {
 }
 
 /// Returns the image of the current recipe below `cache`, and makes it if it is missing.
-pub(super) fn ready(cache: &Path, rebuild: bool) -> Result<Image> {
-    let image = Image { directory: cache.join(key()) };
+pub(super) fn ready(cache: &Path, rebuild: bool) -> Result<DiskImage> {
+    let image = DiskImage { directory: cache.join(key()) };
     if image.is_whole() && !rebuild {
         return Ok(image);
     }
@@ -196,7 +196,7 @@ fn debootstrap(tree: &Path, cache: &Path) -> Result<()> {
         .spawn()
         .context("cannot run debootstrap")?;
     let stdout = child.stdout.take().context("standard output is not piped")?;
-    let mut progress = Progress::default();
+    let mut progress = BootProgress::default();
     for line in BufReader::new(stdout).lines() {
         let line = line?;
         writeln!(log, "{line}")?;
@@ -214,12 +214,12 @@ fn debootstrap(tree: &Path, cache: &Path) -> Result<()> {
 
 /// Reduces debootstrap's line per package to one line per phase and per [`PROGRESS_EVERY`] packages.
 #[derive(Debug, Default)]
-struct Progress {
+struct BootProgress {
     phase: String,
     packages: u32,
 }
 
-impl Progress {
+impl BootProgress {
     fn see(&mut self, line: &str) {
         let Some(verb) = line.strip_prefix("I: ").and_then(|rest| rest.split(' ').next()) else { return };
         // debootstrap alternates between two verbs while it fetches; they count as one phase.
@@ -304,8 +304,8 @@ const DISK_SLOT: &str = "0x10";
 const CALLS: usize = 50;
 
 /// A node on which libvirt starts the guest.
-struct Node<'a> {
-    subject: &'a Subject,
+struct LibvirtNode<'a> {
+    subject: &'a BootSubject,
     agent: &'a Path,
     directory: &'a Path,
     run: PathBuf,
@@ -314,12 +314,12 @@ struct Node<'a> {
 
 /// Boots the image as a domain. All processes that it started have ended when it returns.
 pub(super) fn boot(
-    image: &Image,
-    subject: &Subject,
+    image: &DiskImage,
+    subject: &BootSubject,
     agent: &Path,
     directory: &Path,
     patience: Duration,
-) -> Result<(Outcome, Vec<Finding>)> {
+) -> Result<(BootOutcome, Vec<Finding>)> {
     let node = prepared(subject, agent, directory)?;
     let host = Host::new()?;
     let _dhcp = super::dhcp(host.ns(), subject, directory)?;
@@ -364,12 +364,13 @@ pub(super) fn boot(
     let status = agent.stop()?;
     ensure!(status.success(), "the agent ended with {status}; see agent.log in {}", directory.display());
     let time = reported.duration_since(started);
-    let outcome = Outcome { report, time, accelerator, traffic, metrics, directory: directory.to_owned() };
+    let outcome =
+        BootOutcome { report, time, accelerator, traffic, metrics, directory: directory.to_owned() };
     Ok((outcome, findings))
 }
 
 /// Empties the directory and writes the file that is named by the domain's UUID.
-fn prepared<'a>(subject: &'a Subject, agent: &'a Path, directory: &'a Path) -> Result<Node<'a>> {
+fn prepared<'a>(subject: &'a BootSubject, agent: &'a Path, directory: &'a Path) -> Result<LibvirtNode<'a>> {
     if directory.exists() {
         fs::remove_dir_all(directory).with_context(|| format!("cannot empty {}", directory.display()))?;
     }
@@ -378,21 +379,21 @@ fn prepared<'a>(subject: &'a Subject, agent: &'a Path, directory: &'a Path) -> R
     for room in [&records, &files] {
         fs::create_dir_all(room).with_context(|| format!("cannot make {}", room.display()))?;
     }
-    let node = Node { subject, agent, directory, run, files };
+    let node = LibvirtNode { subject, agent, directory, run, files };
     let beside = node.files.join(format!("{}.yaml", subject.uuid));
     fs::write(&beside, node.beside())?;
     fs::set_permissions(&beside, Permissions::from_mode(0o640))?;
     Ok(node)
 }
 
-impl Node<'_> {
+impl LibvirtNode<'_> {
     fn record(&self) -> PathBuf {
         self.run.join("hook.d").join(format!("{}.json", self.subject.uuid))
     }
 
     /// Returns the content of the file that is named by the domain's UUID.
     fn beside(&self) -> String {
-        let Subject { ec2_id, ssh_key, mac, .. } = self.subject;
+        let BootSubject { ec2_id, ssh_key, mac, .. } = self.subject;
         let part = json!({
             "vm": {"ec2_id": ec2_id},
             "ssh_keys": [{"name": "default", "key": ssh_key}],
@@ -403,8 +404,8 @@ impl Node<'_> {
     }
 
     /// Returns the domain's XML, with the rest of the record in its metadata.
-    fn domain(&self, image: &Image, accelerator: &str) -> String {
-        let Subject { uuid, hostname, mac, marker, .. } = self.subject;
+    fn domain(&self, image: &DiskImage, accelerator: &str) -> String {
+        let BootSubject { uuid, hostname, mac, marker, .. } = self.subject;
         let place = |name: &str| self.directory.join(name).display().to_string();
         let address = self.subject.address_entry();
         let address = ["method", "address", "gateway"]
@@ -542,22 +543,22 @@ runcmd:
     }
 }
 
-/// Returns the same identity as [`Dialect::smbios`], as XML of libvirt.
-fn sysinfo(subject: &Subject) -> String {
+/// Returns the same identity as [`BootDialect::smbios`], as XML of libvirt.
+fn sysinfo(subject: &BootSubject) -> String {
     let entry = |name: &str, value: &str| format!("<entry name='{name}'>{value}</entry>");
     let uuid = entry("uuid", subject.uuid);
     let system = match subject.dialect {
-        Dialect::NoCloud => entry("serial", SEED),
-        Dialect::OpenStack => [
+        BootDialect::NoCloud => entry("serial", SEED),
+        BootDialect::OpenStack => [
             entry("manufacturer", "OpenStack Foundation"),
             entry("product", "OpenStack Nova"),
             entry("serial", subject.uuid),
         ]
         .concat(),
-        Dialect::Ec2 => [entry("manufacturer", "Amazon EC2"), entry("serial", subject.uuid)].concat(),
+        BootDialect::Ec2 => [entry("manufacturer", "Amazon EC2"), entry("serial", subject.uuid)].concat(),
     };
     let bios = match subject.dialect {
-        Dialect::Ec2 => format!("<bios>{}</bios>", entry("vendor", "Amazon EC2")),
+        BootDialect::Ec2 => format!("<bios>{}</bios>", entry("vendor", "Amazon EC2")),
         _ => String::new(),
     };
     format!("{bios}<system>{system}{uuid}</system>")

@@ -11,7 +11,7 @@ use support::agent::Sample;
 use support::guest::METADATA;
 
 use super::wire::{Exchange, Finding};
-use super::{Outcome, Subject};
+use super::{BootOutcome, BootSubject};
 
 /// The text by which cloud-init's log announces a sleep before a retry (`url_helper.py`, 22.4 to 25.1).
 const SLEEP: &str = "Please wait ";
@@ -144,7 +144,7 @@ const REQUESTS: &str = "requests.log";
 const TREE: &str = "/meta-data/";
 
 /// Prints the findings and figures of one boot, and writes all of its requests to a file beside its logs.
-pub(super) fn boot(subject: &Subject, outcome: &Outcome, findings: &[Finding]) -> Result<()> {
+pub(super) fn boot(subject: &BootSubject, outcome: &BootOutcome, findings: &[Finding]) -> Result<()> {
     let report = &outcome.report;
     let (name, package) = (subject.dialect.name(), report.package.replace('\t', " "));
     println!("\nguest {} for {name} ({package}, {})", subject.hostname, subject.mac);
@@ -183,7 +183,7 @@ pub(super) fn boot(subject: &Subject, outcome: &Outcome, findings: &[Finding]) -
     fs::write(&file, all).with_context(|| format!("cannot write {}", file.display()))
 }
 
-fn times(outcome: &Outcome) {
+fn times(outcome: &BootOutcome) {
     let (wall, uptime) = (outcome.time.as_secs_f64(), outcome.report.uptime_seconds);
     println!("\ntime");
     println!(
@@ -237,7 +237,7 @@ fn line(exchange: &Exchange) -> String {
 }
 
 /// Returns the agent's counters that grew.
-fn counted(outcome: &Outcome) -> Vec<String> {
+fn counted(outcome: &BootOutcome) -> Vec<String> {
     let (before, after) = &outcome.metrics;
     let moved = after.samples().iter().filter_map(|sample| {
         let same = |other: &&Sample| other.name == sample.name && other.labels == sample.labels;
@@ -250,7 +250,7 @@ fn counted(outcome: &Outcome) -> Vec<String> {
 }
 
 /// Prints one line for each boot.
-pub(super) fn table(boots: &[(Subject, Outcome, Vec<Finding>)]) {
+pub(super) fn table(boots: &[(BootSubject, BootOutcome, Vec<Finding>)]) {
     println!(
         "\n{:<10} {:<9} {:>9} {:>8} {:>9} {:>8}",
         "dialect", "findings", "boot", "crawl", "requests", "slept"

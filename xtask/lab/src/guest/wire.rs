@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Outcome, Subject};
+use super::{BootOutcome, BootSubject};
 
 const FILE_HEADER: usize = 24;
 const RECORD_HEADER: usize = 16;
@@ -209,7 +209,7 @@ pub(super) struct Finding {
 }
 
 /// Checks a boot against all expectations.
-pub(super) fn findings(subject: &Subject, outcome: &Outcome) -> Vec<Finding> {
+pub(super) fn findings(subject: &BootSubject, outcome: &BootOutcome) -> Vec<Finding> {
     let (report, traffic) = (&outcome.report, &outcome.traffic);
     let expected = subject.dialect.expected();
     let datasource = report.datasource().unwrap_or("none: cloud-init wrote no result");
@@ -259,7 +259,7 @@ fn token_stays(exchanges: &[Exchange], token: &str) -> Finding {
 }
 
 /// Checks the address and the source of its configuration.
-fn network(subject: &Subject, outcome: &Outcome) -> Finding {
+fn network(subject: &BootSubject, outcome: &BootOutcome) -> Finding {
     let expected = subject.dialect.expected().network.word();
     let (address, source) = (outcome.report.address(), outcome.report.network_source());
     let shown = address.map_or_else(|| "no address".to_owned(), |address| address.to_string());
@@ -285,7 +285,7 @@ fn requests(traffic: &Traffic, asked: &[&str]) -> Finding {
 }
 
 /// Checks that cloud-init neither slept nor repeated a request.
-fn retries(outcome: &Outcome, twice: &[&str]) -> Finding {
+fn retries(outcome: &BootOutcome, twice: &[&str]) -> Finding {
     let (sleep, attempts) = (outcome.report.retry_sleep(), outcome.report.further_attempts());
     let again = asked_again(&outcome.traffic.exchanges, twice);
     let found = format!(

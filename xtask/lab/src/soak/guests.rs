@@ -30,7 +30,7 @@ const MTUS: [u16; 4] = [1_500, 1_600, 3_000, 9_000];
 
 /// A change to one guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
+enum GuestChange {
     /// Delete its tap and make it again under the same name.
     Recreate,
     /// Delete its tap and make it again under another name.
@@ -49,15 +49,15 @@ enum Change {
     Spoil,
 }
 
-const CHANGES: [Change; 8] = [
-    Change::Recreate,
-    Change::Rename,
-    Change::Move,
-    Change::Mtu,
-    Change::Down,
-    Change::Update,
-    Change::Replace,
-    Change::Spoil,
+const CHANGES: [GuestChange; 8] = [
+    GuestChange::Recreate,
+    GuestChange::Rename,
+    GuestChange::Move,
+    GuestChange::Mtu,
+    GuestChange::Down,
+    GuestChange::Update,
+    GuestChange::Replace,
+    GuestChange::Spoil,
 ];
 
 /// Texts that are not valid records.
@@ -111,21 +111,21 @@ impl Roamer {
         Ok(())
     }
 
-    fn change(&mut self, places: &Places<'_>, change: Change, random: &mut fastrand::Rng) -> Result<()> {
+    fn change(&mut self, places: &Places<'_>, change: GuestChange, random: &mut fastrand::Rng) -> Result<()> {
         let name = self.place.ifname.clone();
         match change {
-            Change::Recreate => {
+            GuestChange::Recreate => {
                 self.tap = None;
                 self.make_tap(places)
             }
-            Change::Rename => {
+            GuestChange::Rename => {
                 self.tap = None;
                 self.renamed += 1;
                 self.place.ifname = format!("roam{}-{}", self.identity.number, self.renamed % 1_000);
                 self.make_tap(places)?;
                 self.write(places)
             }
-            Change::Move => {
+            GuestChange::Move => {
                 let (from, to) = match self.place.netns.take() {
                     None => {
                         self.place.netns = Some(places.side.name().to_owned());
@@ -137,28 +137,28 @@ impl Roamer {
                 to.ip(&format!("link set {name} up"))?;
                 self.write(places)
             }
-            Change::Mtu => {
+            GuestChange::Mtu => {
                 let mtu = MTUS[random.usize(..MTUS.len())];
                 self.ns(places).ip(&format!("link set {name} mtu {mtu}")).map(drop)
             }
-            Change::Down => {
+            GuestChange::Down => {
                 let ns = self.ns(places);
                 ns.ip(&format!("link set {name} down"))?;
                 std::thread::sleep(Duration::from_millis(random.u64(..50)));
                 ns.ip(&format!("link set {name} up")).map(drop)
             }
-            Change::Update => {
+            GuestChange::Update => {
                 self.generation += 1;
                 self.write(places)
             }
-            Change::Replace => {
+            GuestChange::Replace => {
                 std::fs::remove_file(self.identity.path(places.records))
                     .context("cannot remove its record")?;
                 std::thread::sleep(Duration::from_millis(random.u64(..300)));
                 self.generation += 1;
                 self.write(places)
             }
-            Change::Spoil => {
+            GuestChange::Spoil => {
                 let text = SPOILT[random.usize(..SPOILT.len())];
                 replace(&self.identity.path(places.records), text)?;
                 std::thread::sleep(Duration::from_millis(random.u64(..300)));
@@ -175,7 +175,7 @@ impl Roamer {
         places: &Places<'_>,
         before: Option<&Plan>,
         now: &Plan,
-        after: Change,
+        after: GuestChange,
     ) -> Result<()> {
         let tap = self.tap.as_ref().context("the roaming guest has no tap")?;
         let mut pump = Pump::new(std::slice::from_ref(tap))?;

@@ -1,10 +1,8 @@
 //! The node: its namespaces, the agent in one of them, and all guests.
 
-use super::Place;
-use super::guests::{HARMS, Hostile};
-use super::guests::{Places, Roamer};
-use super::watch::{Watch, hub_devices};
-use super::{Shared, add};
+use super::guests::{HARMS, Hostile, Places, Roamer};
+use super::watch::{SoakWatch, hub_devices};
+use super::{Place, Shared, add};
 use crate::storm::crawl::Dialect;
 use crate::storm::guest::Plan;
 use anyhow::{Context as _, Result, ensure};
@@ -179,7 +177,7 @@ impl Node {
         &'a self,
         agent: Agent<'a>,
         ending: Ending,
-        watch: &mut Watch,
+        watch: &mut SoakWatch,
         shared: &Shared,
     ) -> Result<Agent<'a>> {
         watch.note(agent.pid())?;

@@ -15,10 +15,10 @@ mod guests;
 mod node;
 mod report;
 
-pub(super) use report::Report;
+pub(super) use report::TenantsReport;
 
 use anyhow::{Result, bail};
-use node::{LOOK, Node};
+use node::{LOOK, TenantsNode};
 use report::{Health, Measured, MemorySample, NewVm, most_after, unserved};
 use rustix::process::setpriority_process;
 use serde::Serialize;
@@ -59,7 +59,7 @@ const LOG_LINES: usize = 15;
 
 /// What to run.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct TenantsPlan {
     /// The agent's file.
     pub(super) agent: PathBuf,
     /// Length of the attacks.
@@ -71,9 +71,9 @@ pub(super) struct Plan {
 }
 
 /// Runs the soak.
-pub(super) fn soak(plan: &Plan, interrupted: Arc<AtomicBool>) -> Result<Report> {
+pub(super) fn soak(plan: &TenantsPlan, interrupted: Arc<AtomicBool>) -> Result<TenantsReport> {
     let attacks = chosen(&plan.only).map_err(anyhow::Error::msg)?;
-    let node = Node::new(plan.agent.clone(), plan.limit)?;
+    let node = TenantsNode::new(plan.agent.clone(), plan.limit)?;
     let agent = node.start()?;
     eprintln!(
         "agent {} with {} MiB ({}); {} attacks for {:.1} minutes",
@@ -83,7 +83,7 @@ pub(super) fn soak(plan: &Plan, interrupted: Arc<AtomicBool>) -> Result<Report> 
         attacks.len(),
         plan.length.as_secs_f64() / 60.0
     );
-    let watch = Watch::new(&node, &agent, Arc::clone(&interrupted));
+    let watch = TenantsWatch::new(&node, &agent, Arc::clone(&interrupted));
     let (mut measured, tallies) = std::thread::scope(|scope| {
         let _ends = EndsWithMe(&watch.shared);
         let health = scope.spawn(|| watch.ask_health());
@@ -111,12 +111,12 @@ pub(super) fn soak(plan: &Plan, interrupted: Arc<AtomicBool>) -> Result<Report> 
         bail!("interrupted");
     }
     let limit = (plan.limit, node.memory.kind());
-    Ok(Report::new(plan.length.as_secs_f64() / 60.0, limit, tallies, breaches, measured))
+    Ok(TenantsReport::new(plan.length.as_secs_f64() / 60.0, limit, tallies, breaches, measured))
 }
 
 /// Watches the agent.
-struct Watch<'a> {
-    node: &'a Node,
+struct TenantsWatch<'a> {
+    node: &'a TenantsNode,
     agent: &'a Agent<'a>,
     began: Instant,
     /// Over once nothing is left to watch.
@@ -131,8 +131,8 @@ struct Watch<'a> {
     stop: AtomicBool,
 }
 
-impl<'a> Watch<'a> {
-    fn new(node: &'a Node, agent: &'a Agent<'a>, interrupted: Arc<AtomicBool>) -> Self {
+impl<'a> TenantsWatch<'a> {
+    fn new(node: &'a TenantsNode, agent: &'a Agent<'a>, interrupted: Arc<AtomicBool>) -> Self {
         Self {
             node,
             agent,
@@ -277,10 +277,10 @@ impl<'a> Watch<'a> {
 
 /// Runs the three parts: alone, under attack, afterwards.
 fn measure(
-    watch: &Watch<'_>,
+    watch: &TenantsWatch<'_>,
     attacks: &[&'static Attack],
     length: Duration,
-) -> Result<(Measured, Vec<Tally>)> {
+) -> Result<(Measured, Vec<AttackTally>)> {
     let mut measured = Measured::default();
     // The first VM makes what all share.
     watch.new_vm();
@@ -328,7 +328,7 @@ fn measure(
         eprintln!("[{:>6.0} s] attacks end", watch.at_s());
         vms
     });
-    let tally = |(attack, ground): (&&'static Attack, &Ground<'_>)| Tally {
+    let tally = |(attack, ground): (&&'static Attack, &Ground<'_>)| AttackTally {
         attack: attack.name,
         about: attack.about,
         acts: ground.acts.load(Ordering::Relaxed),
@@ -339,7 +339,7 @@ fn measure(
     Ok((measured, tallies))
 }
 
-fn progress(watch: &Watch<'_>, began: Instant, length: Duration, vms: &[NewVm]) {
+fn progress(watch: &TenantsWatch<'_>, began: Instant, length: Duration, vms: &[NewVm]) {
     let last = vms.last().map_or(0.0, |vm| vm.took_ms);
     let unserved = vms.iter().filter(|vm| !vm.served).count();
     eprintln!(
@@ -427,7 +427,7 @@ impl Start {
 
 /// What one attack has to do with.
 struct Ground<'a> {
-    node: &'a Node,
+    node: &'a TenantsNode,
     start: &'a Start,
     /// True once this attack has waited for the start.
     waited: AtomicBool,
@@ -440,7 +440,7 @@ struct Ground<'a> {
 }
 
 impl<'a> Ground<'a> {
-    fn new(node: &'a Node, start: &'a Start, attacks: &'a Shared, length: Duration) -> Self {
+    fn new(node: &'a TenantsNode, start: &'a Start, attacks: &'a Shared, length: Duration) -> Self {
         Self { node, start, waited: AtomicBool::new(false), attacks, acts: AtomicU64::new(0), length }
     }
 
@@ -484,7 +484,7 @@ impl<'a> Ground<'a> {
 
 /// The count of one attack in the report.
 #[derive(Clone, Debug, Serialize)]
-struct Tally {
+struct AttackTally {
     attack: &'static str,
     about: &'static str,
     acts: u64,

@@ -12,9 +12,7 @@ use support::objects::Objects;
 use super::Shared;
 use crate::storm::report;
 use crate::storm::report::STYLE;
-use crate::storm::report::chart::Scale;
-use crate::storm::report::chart::{Attribute, Xml};
-use crate::storm::report::chart::{Axis, Curve, Drawing, Plot};
+use crate::storm::report::chart::{Attribute, Axis, Curve, Drawing, Plot, Scale, Xml};
 
 /// The prefix of the names of the hubs' inner ends.
 const INNER: &str = "imds-i";
@@ -27,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// The values found while no guest sends.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Sample {
+pub(super) struct SoakSample {
     /// Seconds since the start of the soak.
     pub(super) at_s: f64,
     /// The agent's resident memory without mapped files, in bytes.
@@ -55,10 +53,10 @@ pub(super) struct Sample {
 }
 
 /// Reads one value of a sample.
-pub(super) type Figure = fn(&Sample) -> u64;
+pub(super) type SoakFigure = fn(&SoakSample) -> u64;
 
 /// Takes samples, and remembers the objects that agents have held.
-pub(super) struct Watch {
+pub(super) struct SoakWatch {
     began: Instant,
     ever: Objects,
     /// The process id of the current agent and the counters at its first sample. Pinned maps may hold counts of earlier
@@ -66,7 +64,7 @@ pub(super) struct Watch {
     first: Option<(u32, Ledger)>,
 }
 
-impl Watch {
+impl SoakWatch {
     pub(super) fn new(began: Instant) -> Self {
         Self { began, ever: Objects::default(), first: None }
     }
@@ -95,7 +93,7 @@ impl Watch {
     }
 
     /// Takes a complete sample. The caller has paused all guests.
-    pub(super) fn sample(&mut self, agent: &Agent<'_>, node: &Namespace) -> Result<Sample> {
+    pub(super) fn sample(&mut self, agent: &Agent<'_>, node: &Namespace) -> Result<SoakSample> {
         let pid = agent.pid();
         let first = self.first.filter(|(of, _)| *of == pid).map(|(_, first)| first);
         let (metrics, ledger, unaccounted) = settled(agent, node, first)?;
@@ -106,7 +104,7 @@ impl Watch {
         let held = self.note(pid)?;
         let gauge = |name: &str| value(&metrics, name);
         let (fds, namespaces) = descriptors(pid)?;
-        Ok(Sample {
+        Ok(SoakSample {
             at_s: self.began.elapsed().as_secs_f64(),
             rss_bytes: resident(pid)?,
             fds,
@@ -309,14 +307,14 @@ const SLOPE_MINUTES: f64 = 8.0;
 
 /// A bound and the value found.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Verdict {
+pub(super) struct SoakVerdict {
     pub(super) bound: &'static str,
     pub(super) found: f64,
     pub(super) most: f64,
     pub(super) unit: &'static str,
 }
 
-impl Verdict {
+impl SoakVerdict {
     pub(super) fn holds(&self) -> bool {
         self.found <= self.most
     }
@@ -326,14 +324,14 @@ impl Verdict {
 pub(super) const HUB_DEVICES: u64 = 4;
 
 /// Checks the samples of one agent's life, taken after its warm-up, against the bounds.
-pub(super) fn judge(samples: &[Sample], guests: u64) -> Vec<Verdict> {
-    let spread = |of: Figure| {
+pub(super) fn judge(samples: &[SoakSample], guests: u64) -> Vec<SoakVerdict> {
+    let spread = |of: SoakFigure| {
         let values = samples.iter().map(of);
         (values.clone().max().unwrap_or(0) - values.min().unwrap_or(0)) as f64
     };
-    let most = |of: &dyn Fn(&Sample) -> u64| samples.iter().map(of).max().unwrap_or(0) as f64;
+    let most = |of: &dyn Fn(&SoakSample) -> u64| samples.iter().map(of).max().unwrap_or(0) as f64;
     let links = LINKS_OF_PORT * guests + LINKS_OF_HUB;
-    let verdict = |bound, found, most: u64, unit| Verdict { bound, found, most: most as f64, unit };
+    let verdict = |bound, found, most: u64, unit| SoakVerdict { bound, found, most: most as f64, unit };
     let mut verdicts = vec![
         verdict("open descriptors vary by", spread(|sample| sample.fds), FDS, ""),
         verdict("threads vary by", spread(|sample| sample.threads), THREADS, ""),
@@ -360,7 +358,7 @@ pub(super) fn judge(samples: &[Sample], guests: u64) -> Vec<Verdict> {
         ),
     ];
     let (slope, minutes) = memory_slope(samples);
-    let growth = Verdict {
+    let growth = SoakVerdict {
         bound: "memory grows in total, along its trend, by",
         found: slope * minutes,
         most: GROWTH_BYTES,
@@ -369,14 +367,14 @@ pub(super) fn judge(samples: &[Sample], guests: u64) -> Vec<Verdict> {
     verdicts.push(growth);
     if minutes >= SLOPE_MINUTES {
         let bound = "memory grows per minute by";
-        verdicts.push(Verdict { bound, found: slope, most: SLOPE_BYTES, unit: "B" });
+        verdicts.push(SoakVerdict { bound, found: slope, most: SLOPE_BYTES, unit: "B" });
     }
     verdicts
 }
 
 /// Returns the slope of the least-squares line through all memory samples, in bytes per minute, and the minutes that
 /// they span.
-pub(super) fn memory_slope(samples: &[Sample]) -> (f64, f64) {
+pub(super) fn memory_slope(samples: &[SoakSample]) -> (f64, f64) {
     let points = || samples.iter().map(|sample| (sample.at_s / 60.0, sample.rss_bytes as f64));
     let count = samples.len().max(1) as f64;
     let (x, y) = points().fold((0.0, 0.0), |(x, y), point| (x + point.0 / count, y + point.1 / count));
@@ -391,19 +389,19 @@ pub(super) fn memory_slope(samples: &[Sample]) -> (f64, f64) {
 
 /// The results of one soak.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct SoakReport {
     seed: u64,
     taps: u64,
     minutes: f64,
     counts: Vec<(&'static str, u64)>,
-    verdicts: Vec<Verdict>,
+    verdicts: Vec<SoakVerdict>,
     breaches: Vec<String>,
     /// Samples of the last agent's life, taken after its warm-up.
-    samples: Vec<Sample>,
+    samples: Vec<SoakSample>,
 }
 
-impl Report {
-    pub(super) fn new(seed: u64, taps: u64, minutes: f64, samples: Vec<Sample>, shared: &Shared) -> Self {
+impl SoakReport {
+    pub(super) fn new(seed: u64, taps: u64, minutes: f64, samples: Vec<SoakSample>, shared: &Shared) -> Self {
         let verdicts = judge(&samples, taps);
         let (counts, breaches) = (shared.counts.all(), shared.breaches());
         Self { seed, taps, minutes, counts, verdicts, breaches, samples }
@@ -433,7 +431,7 @@ impl Report {
         );
         let _ = writeln!(text, "{:<40} {:>14} {:>14}", "bound", "found", "at most");
         for verdict in &self.verdicts {
-            let Verdict { bound, found, most, unit } = verdict;
+            let SoakVerdict { bound, found, most, unit } = verdict;
             let (found, most) = (shown(*found, unit), shown(*most, unit));
             let broken = if verdict.holds() { "" } else { "  BROKEN" };
             let _ = writeln!(text, "{bound:<40} {found:>14} {most:>14}{broken}");
@@ -483,8 +481,8 @@ impl Report {
     }
 
     fn drawings(&self) -> [Drawing; 2] {
-        let curve = |subject, name: &str, of: Figure| {
-            let point = |sample: &Sample| (sample.at_s / 60.0, of(sample) as f64);
+        let curve = |subject, name: &str, of: SoakFigure| {
+            let point = |sample: &SoakSample| (sample.at_s / 60.0, of(sample) as f64);
             Curve { subject, name: name.into(), points: self.samples.iter().map(point).collect() }
         };
         let minutes = || Axis {
@@ -492,7 +490,7 @@ impl Report {
             scale: Scale::linear(self.samples.iter().map(|sample| sample.at_s / 60.0)),
             label: report::number,
         };
-        let counted: [(&str, Figure); 5] = [
+        let counted: [(&str, SoakFigure); 5] = [
             ("descriptors", |sample| sample.fds),
             ("links", |sample| sample.links),
             ("maps", |sample| sample.maps),
@@ -532,9 +530,9 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
-    use super::{HUB_DEVICES, Ledger, Report, Verdict, judge, memory_slope};
+    use super::{HUB_DEVICES, Ledger, SoakReport, SoakVerdict, judge, memory_slope};
     use crate::soak::Shared;
-    use crate::soak::watch::Sample;
+    use crate::soak::watch::SoakSample;
 
     const RIGHT: Ledger = Ledger {
         steered: 1_000,
@@ -575,8 +573,8 @@ mod tests {
 
     const GUESTS: u64 = 64;
 
-    fn minutes(grow: impl Fn(u64) -> Sample) -> Vec<Sample> {
-        let usual = Sample {
+    fn minutes(grow: impl Fn(u64) -> SoakSample) -> Vec<SoakSample> {
+        let usual = SoakSample {
             rss_bytes: 50 << 20,
             fds: 90,
             threads: 5,
@@ -588,11 +586,11 @@ mod tests {
             ports: GUESTS,
             identities: GUESTS,
             records: GUESTS,
-            ..Sample::default()
+            ..SoakSample::default()
         };
         let at = |n: u64| {
             let more = grow(n);
-            Sample {
+            SoakSample {
                 at_s: n as f64 * 60.0,
                 rss_bytes: usual.rss_bytes + more.rss_bytes,
                 fds: usual.fds + more.fds,
@@ -614,45 +612,55 @@ mod tests {
         (0..12).map(at).collect()
     }
 
-    fn broken(samples: &[Sample]) -> Vec<&'static str> {
+    fn broken(samples: &[SoakSample]) -> Vec<&'static str> {
         judge(samples, GUESTS).iter().filter(|it| !it.holds()).map(|it| it.bound).collect()
     }
 
     #[test]
     fn steady_or_noisy_values_break_no_bound() {
-        assert_eq!(broken(&minutes(|_| Sample::default())), Vec::<&str>::new());
-        let noise = minutes(|n| Sample { rss_bytes: (n * 7_919) % 100_000, fds: n % 3, ..Sample::default() });
+        assert_eq!(broken(&minutes(|_| SoakSample::default())), Vec::<&str>::new());
+        let noise =
+            minutes(|n| SoakSample { rss_bytes: (n * 7_919) % 100_000, fds: n % 3, ..SoakSample::default() });
         assert_eq!(broken(&noise), Vec::<&str>::new());
     }
 
     #[test]
     fn each_leak_breaks_its_own_bound() {
-        type Leak = fn(u64) -> Sample;
+        type Leak = fn(u64) -> SoakSample;
         let leaks: [(&str, Leak); 11] = [
-            ("open descriptors vary by", |n| Sample { fds: n, ..Sample::default() }),
-            ("threads vary by", |n| Sample { threads: n, ..Sample::default() }),
-            ("namespaces held vary by", |n| Sample { namespaces: n, ..Sample::default() }),
-            ("programs vary by", |n| Sample { programs: n / 5, ..Sample::default() }),
-            ("maps vary by", |n| Sample { maps: n / 3, ..Sample::default() }),
-            ("links beyond two per port", |n| Sample { links: n * 6, ..Sample::default() }),
-            ("links on no device, or twice on one", |n| Sample { idle_links: n / 11, ..Sample::default() }),
-            ("objects held by no process", |n| Sample { orphans: n / 11, ..Sample::default() }),
-            ("hub devices missing or beyond four", |n| Sample { hub_devices: n / 11, ..Sample::default() }),
-            ("frames unaccounted for", |n| Sample { unaccounted: n / 11, ..Sample::default() }),
-            ("memory grows per minute by", |n| Sample { rss_bytes: n * (60 << 10), ..Sample::default() }),
+            ("open descriptors vary by", |n| SoakSample { fds: n, ..SoakSample::default() }),
+            ("threads vary by", |n| SoakSample { threads: n, ..SoakSample::default() }),
+            ("namespaces held vary by", |n| SoakSample { namespaces: n, ..SoakSample::default() }),
+            ("programs vary by", |n| SoakSample { programs: n / 5, ..SoakSample::default() }),
+            ("maps vary by", |n| SoakSample { maps: n / 3, ..SoakSample::default() }),
+            ("links beyond two per port", |n| SoakSample { links: n * 6, ..SoakSample::default() }),
+            ("links on no device, or twice on one", |n| SoakSample {
+                idle_links: n / 11,
+                ..SoakSample::default()
+            }),
+            ("objects held by no process", |n| SoakSample { orphans: n / 11, ..SoakSample::default() }),
+            ("hub devices missing or beyond four", |n| SoakSample {
+                hub_devices: n / 11,
+                ..SoakSample::default()
+            }),
+            ("frames unaccounted for", |n| SoakSample { unaccounted: n / 11, ..SoakSample::default() }),
+            ("memory grows per minute by", |n| SoakSample {
+                rss_bytes: n * (60 << 10),
+                ..SoakSample::default()
+            }),
         ];
         for (bound, leak) in leaks {
             assert_eq!(broken(&minutes(leak)), [bound]);
         }
-        let slots = minutes(|n| Sample { identities: n, ..Sample::default() });
+        let slots = minutes(|n| SoakSample { identities: n, ..SoakSample::default() });
         assert_eq!(broken(&slots), ["difference of slots and records"]);
-        let jump = minutes(|n| Sample { rss_bytes: n * (500 << 10), ..Sample::default() });
+        let jump = minutes(|n| SoakSample { rss_bytes: n * (500 << 10), ..SoakSample::default() });
         assert!(broken(&jump).contains(&"memory grows in total, along its trend, by"));
     }
 
     #[test]
     fn the_slope_of_a_line_is_found() {
-        let line = minutes(|n| Sample { rss_bytes: n * 6_000, ..Sample::default() });
+        let line = minutes(|n| SoakSample { rss_bytes: n * 6_000, ..SoakSample::default() });
         let (slope, span) = memory_slope(&line);
         assert!((slope - 6_000.0).abs() < 1e-6, "{slope}");
         assert!((span - 11.0).abs() < 1e-9, "{span}");
@@ -662,12 +670,12 @@ mod tests {
 
     #[test]
     fn a_bound_holds_up_to_and_including_its_value() {
-        let at = |found| Verdict { bound: "b", found, most: 4.0, unit: "" };
+        let at = |found| SoakVerdict { bound: "b", found, most: 4.0, unit: "" };
         assert!(at(4.0).holds() && !at(4.1).holds() && !at(f64::NAN).holds());
     }
 
-    fn report(leak: u64) -> Report {
-        let sample = |n: u64| Sample {
+    fn report(leak: u64) -> SoakReport {
+        let sample = |n: u64| SoakSample {
             at_s: n as f64 * 60.0,
             rss_bytes: 50 << 20,
             fds: 90 + n * leak,
@@ -675,10 +683,10 @@ mod tests {
             identities: 64,
             records: 64,
             hub_devices: HUB_DEVICES,
-            ..Sample::default()
+            ..SoakSample::default()
         };
         let shared = Shared::new(Arc::new(AtomicBool::new(false)));
-        Report::new(7, 64, 10.0, (0..10).map(sample).collect(), &shared)
+        SoakReport::new(7, 64, 10.0, (0..10).map(sample).collect(), &shared)
     }
 
     #[test]
@@ -690,7 +698,7 @@ mod tests {
 
     #[test]
     fn the_page_is_well_formed_with_and_without_samples() {
-        let nothing = Report { samples: Vec::new(), ..report(0) };
+        let nothing = SoakReport { samples: Vec::new(), ..report(0) };
         for page in [report(1).page(), nothing.page()] {
             let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
             roxmltree::Document::parse_with_options(&page, options).expect("XML");

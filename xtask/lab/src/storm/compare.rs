@@ -11,7 +11,7 @@ use anyhow::{Result, bail, ensure};
 use std::fmt::Write as _;
 use std::path::Path;
 
-use super::cpu::{Case, Environment, Results, Settings, Subject};
+use super::cpu::{Environment, MeasuredCase, MeasuredSubject, Results, Settings};
 use super::figure::{FIGURES, Figure};
 use super::lab;
 use super::report::show;
@@ -65,7 +65,7 @@ fn differences(before: &Results, after: &Results) -> Vec<String> {
         }
     }
     let missing = |from: &Results, of: &Results, when: &str| {
-        let lacks = |case: &&Case| !from.cases.iter().any(|other| other.settings == case.settings);
+        let lacks = |case: &&MeasuredCase| !from.cases.iter().any(|other| other.settings == case.settings);
         of.cases
             .iter()
             .filter(lacks)
@@ -76,8 +76,9 @@ fn differences(before: &Results, after: &Results) -> Vec<String> {
     found.extend(missing(before, after, "after"));
     for case in &before.cases {
         let Some(other) = after.cases.iter().find(|other| other.settings == case.settings) else { continue };
-        let names =
-            |case: &Case| case.subjects.iter().map(|subject| subject.name.clone()).collect::<Vec<_>>();
+        let names = |case: &MeasuredCase| {
+            case.subjects.iter().map(|subject| subject.name.clone()).collect::<Vec<_>>()
+        };
         let (was, is) = (names(case), names(other));
         found.extend(was.iter().filter(|name| !is.contains(name)).map(|name| format!("only before: {name}")));
         found.extend(is.iter().filter(|name| !was.contains(name)).map(|name| format!("only after: {name}")));
@@ -113,7 +114,12 @@ fn compare(before: &Results, after: &Results) -> Comparison {
     Comparison { commits: (before.environment.commit.clone(), after.environment.commit.clone()), rows }
 }
 
-fn row(figure: &'static Figure, settings: &Settings, before: &Subject, after: &Subject) -> Option<Row> {
+fn row(
+    figure: &'static Figure,
+    settings: &Settings,
+    before: &MeasuredSubject,
+    after: &MeasuredSubject,
+) -> Option<Row> {
     let values = (figure.values(before, settings), figure.values(after, settings));
     let spread = |values: &[f64]| Spread::of(values.iter().copied());
     Some(Row {

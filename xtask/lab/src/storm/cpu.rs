@@ -281,7 +281,7 @@ pub(crate) const SCHEMA: &str = "xdp-imds-storm/1";
 pub(crate) struct Results {
     pub(crate) schema: String,
     pub(crate) environment: Environment,
-    pub(crate) cases: Vec<Case>,
+    pub(crate) cases: Vec<MeasuredCase>,
 }
 
 /// The machine and the software of a run.
@@ -310,9 +310,9 @@ pub(crate) struct Environment {
 
 /// One set of settings, and every subject measured with them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Case {
+pub(crate) struct MeasuredCase {
     pub(crate) settings: Settings,
-    pub(crate) subjects: Vec<Subject>,
+    pub(crate) subjects: Vec<MeasuredSubject>,
 }
 
 /// The settings of a case. Two runs are comparable only where these are equal.
@@ -330,7 +330,7 @@ pub(crate) struct Settings {
 
 /// One server and its rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Subject {
+pub(crate) struct MeasuredSubject {
     /// `xdp-imds`, `nginx`, `haproxy` or `neutron`.
     pub(crate) name: String,
     pub(crate) rounds: Vec<Round>,

@@ -44,7 +44,7 @@ impl fmt::Display for Dialect {
 
 /// One request of a boot. Path and field may contain the placeholders of [`Plan`](super::guest::Plan).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct CrawlRequest {
     pub(crate) method: String,
     pub(crate) path: String,
     /// A header field of this request, without the end of the line.
@@ -53,7 +53,7 @@ pub(crate) struct Asked {
 
 impl Dialect {
     /// Returns the requests of one boot, in order.
-    pub(crate) fn crawl(self) -> Result<Vec<Asked>> {
+    pub(crate) fn crawl(self) -> Result<Vec<CrawlRequest>> {
         parse(match self {
             Self::Nocloud => include_str!("crawls/nocloud.txt"),
             Self::Openstack => include_str!("crawls/openstack.txt"),
@@ -74,7 +74,7 @@ impl Dialect {
     }
 }
 
-impl Asked {
+impl CrawlRequest {
     /// Returns the request's text, with its placeholders.
     pub(crate) fn text(&self) -> String {
         let Self { method, path, field } = self;
@@ -105,14 +105,14 @@ impl Asked {
     }
 }
 
-fn parse(text: &str) -> Result<Vec<Asked>> {
+fn parse(text: &str) -> Result<Vec<CrawlRequest>> {
     let mut asked = Vec::new();
     let mut field = None;
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         match line.split_once(' ') {
             Some(("header", header)) => field = Some(header.to_owned()),
             Some((method @ ("GET" | "PUT"), path)) if path.starts_with('/') => {
-                asked.push(Asked { method: method.into(), path: path.into(), field: field.clone() });
+                asked.push(CrawlRequest { method: method.into(), path: path.into(), field: field.clone() });
             }
             _ => bail!("expected `GET PATH`, `PUT PATH` or `header NAME: VALUE`, found `{line}`"),
         }
@@ -122,7 +122,7 @@ fn parse(text: &str) -> Result<Vec<Asked>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Asked, Dialect, parse};
+    use super::{CrawlRequest, Dialect, parse};
 
     #[test]
     fn crawls_have_their_recorded_length() {
@@ -136,7 +136,7 @@ mod tests {
         for (dialect, requests) in lengths {
             let crawl = dialect.crawl().expect("a crawl");
             assert_eq!(crawl.len(), requests, "{dialect}");
-            assert_eq!(crawl.iter().any(Asked::is_signed), dialect == Dialect::Identity, "{dialect}");
+            assert_eq!(crawl.iter().any(CrawlRequest::is_signed), dialect == Dialect::Identity, "{dialect}");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::cpu::{Case, Results, Round, Settings, Spread, Subject};
+use super::cpu::{MeasuredCase, MeasuredSubject, Results, Round, Settings, Spread};
 use super::lab;
 use super::report::show;
 
@@ -134,13 +134,13 @@ impl Figure {
     }
 
     /// Returns the figure's value in each round that has one.
-    pub(crate) fn values(&self, subject: &Subject, settings: &Settings) -> Vec<f64> {
+    pub(crate) fn values(&self, subject: &MeasuredSubject, settings: &Settings) -> Vec<f64> {
         subject.rounds.iter().filter_map(|round| (self.of)(round, settings)).collect()
     }
 
     /// Returns the rounds whose mean is the median that [`spread`](Self::spread) returns: the middle one, or the two in
     /// the middle. A drawing of them agrees with the tables.
-    pub(crate) fn middle<'a>(&self, subject: &'a Subject, settings: &Settings) -> Vec<&'a Round> {
+    pub(crate) fn middle<'a>(&self, subject: &'a MeasuredSubject, settings: &Settings) -> Vec<&'a Round> {
         let value = |round: &'a Round| (self.of)(round, settings).filter(|value| value.is_finite());
         let mut rounds: Vec<_> =
             subject.rounds.iter().filter_map(|round| value(round).map(|value| (value, round))).collect();
@@ -150,7 +150,7 @@ impl Figure {
     }
 
     /// Returns median and range over the rounds that have a value.
-    pub(crate) fn spread(&self, subject: &Subject, settings: &Settings) -> Option<Spread> {
+    pub(crate) fn spread(&self, subject: &MeasuredSubject, settings: &Settings) -> Option<Spread> {
         Spread::of(self.values(subject, settings).into_iter())
     }
 
@@ -171,8 +171,8 @@ impl Figure {
 }
 
 /// Says for each subject which figures are of fewer rounds than the others.
-pub(crate) fn left_out(case: &Case) -> Vec<String> {
-    let of_subject = |subject: &Subject| {
+pub(crate) fn left_out(case: &MeasuredCase) -> Vec<String> {
+    let of_subject = |subject: &MeasuredSubject| {
         let all = subject.rounds.len();
         let mut names: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
         for figure in FIGURES {
@@ -281,7 +281,7 @@ pub(super) fn text(results: &Results) -> String {
 }
 
 /// Formats a case's medians, with the lowest and the highest round in brackets.
-fn of_case(case: &Case) -> String {
+fn of_case(case: &MeasuredCase) -> String {
     let rounds = case.subjects.iter().map(|subject| subject.rounds.len()).max().unwrap_or(0);
     let mut text = format!("\n{}; medians of {rounds} rounds [lowest..highest]\n\n", case.settings);
     let mut row = |first: &str, cells: Vec<String>| {
@@ -296,8 +296,9 @@ fn of_case(case: &Case) -> String {
             row(figure.name, spreads.into_iter().map(|spread| cell(figure, spread)).collect());
         }
     }
-    let answered =
-        |subject: &Subject| subject.rounds.iter().map(|round| round.requests).sum::<u64>().to_string();
+    let answered = |subject: &MeasuredSubject| {
+        subject.rounds.iter().map(|round| round.requests).sum::<u64>().to_string()
+    };
     row("answered requests", case.subjects.iter().map(answered).collect());
     for (name, figure) in [("host CPU ratio", "host CPU / request"), ("boot p99 ratio", "boot p99")] {
         if let Some(ratios) = ratios(case, Figure::named(figure)) {
@@ -318,28 +319,30 @@ fn cell(figure: &Figure, spread: Option<Spread>) -> String {
 }
 
 /// Returns each subject's median as a multiple of xdp-imds's.
-fn ratios(case: &Case, figure: &Figure) -> Option<Vec<String>> {
-    let median = |subject: &Subject| figure.spread(subject, &case.settings).map(|spread| spread.median);
+fn ratios(case: &MeasuredCase, figure: &Figure) -> Option<Vec<String>> {
+    let median =
+        |subject: &MeasuredSubject| figure.spread(subject, &case.settings).map(|spread| spread.median);
     let ours = case.subjects.iter().find(|subject| subject.name == lab::NAME).and_then(median)?;
-    let ratio =
-        |subject: &Subject| median(subject).map_or_else(String::new, |it| format!("{:.2}x", it / ours));
+    let ratio = |subject: &MeasuredSubject| {
+        median(subject).map_or_else(String::new, |it| format!("{:.2}x", it / ours))
+    };
     (case.subjects.len() > 1).then(|| case.subjects.iter().map(ratio).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::{FIGURES, Figure, LEAST_US, left_out};
-    use crate::storm::cpu::{Case, Cpu, Round, Settings, Subject};
+    use crate::storm::cpu::{Cpu, MeasuredCase, MeasuredSubject, Round, Settings};
 
     /// Returns a subject with rounds of one request each, which took the host these times.
-    fn subject(busy_us: &[f64]) -> Subject {
+    fn subject(busy_us: &[f64]) -> MeasuredSubject {
         let round = |busy_us: &f64| Round {
             requests: 1,
             wall_us: 1e6,
             cpu: Cpu { busy_us: *busy_us, ..Cpu::default() },
             ..Round::default()
         };
-        Subject { name: "x".into(), rounds: busy_us.iter().map(round).collect() }
+        MeasuredSubject { name: "x".into(), rounds: busy_us.iter().map(round).collect() }
     }
 
     #[test]
@@ -368,7 +371,8 @@ mod tests {
     #[test]
     fn rounds_that_a_figure_leaves_out_are_said_with_their_number() {
         let said = |busy: &[f64]| {
-            left_out(&Case { settings: Settings::default(), subjects: vec![subject(busy)] }).join("\n")
+            left_out(&MeasuredCase { settings: Settings::default(), subjects: vec![subject(busy)] })
+                .join("\n")
         };
         assert_eq!(said(&[3e6, 1e6]), "");
         assert_eq!(said(&[]), "");
@@ -379,13 +383,13 @@ mod tests {
         assert!(said(&[1.0, 1.0]).contains("without 2 of 2 rounds"), "{}", said(&[1.0, 1.0]));
         let mut partly = subject(&[3e6, 1e6]);
         partly.rounds[0].attach_us = Some(5.0);
-        let case = Case { settings: Settings::default(), subjects: vec![partly] };
+        let case = MeasuredCase { settings: Settings::default(), subjects: vec![partly] };
         assert_eq!(left_out(&case), ["x: attach / tap without 1 of 2 rounds, where nothing was measured."]);
     }
 
     #[test]
     fn an_empty_round_has_no_figure_but_its_failures() {
-        let subject = Subject { name: "x".into(), rounds: vec![Round::default()] };
+        let subject = MeasuredSubject { name: "x".into(), rounds: vec![Round::default()] };
         for figure in FIGURES {
             let values = figure.values(&subject, &Settings::default());
             assert_eq!(values.len(), usize::from(figure.name == "failed requests"), "{}", figure.name);
@@ -402,13 +406,13 @@ mod tests {
             ..Cpu::default()
         };
         let round = Round { requests: 100_000, failures: 7, wall_us: 50e6, cpu, ..Round::default() };
-        let subject = Subject { name: "x".into(), rounds: vec![round] };
+        let subject = MeasuredSubject { name: "x".into(), rounds: vec![round] };
         let value = |name| Figure::named(name).values(&subject, &Settings::default())[0];
         assert_eq!(value("host CPU / request"), 7.0);
         assert_eq!(value("server CPU / request"), 3.0);
         assert_eq!(value("requests / s"), 2_000.0);
         let short = Round { cpu: Cpu { busy_us: LEAST_US - 1.0, ..cpu }, ..subject.rounds[0].clone() };
-        let subject = Subject { name: "x".into(), rounds: vec![short] };
+        let subject = MeasuredSubject { name: "x".into(), rounds: vec![short] };
         assert!(Figure::named("host CPU / request").values(&subject, &Settings::default()).is_empty());
     }
 }

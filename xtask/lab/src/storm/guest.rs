@@ -473,7 +473,7 @@ fn patience(limit: Nanos, lost: u64, first: Nanos) -> Nanos {
 
 /// The state of a guest's current connection.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
+pub(crate) struct StallWatch {
     /// Frames lost before the last progress.
     lost: u64,
     /// Whether a timeout preceded the last progress.
@@ -494,7 +494,7 @@ pub(crate) struct Stalls {
     pub(crate) longest: Nanos,
 }
 
-impl Watch {
+impl StallWatch {
     /// Records progress after a wait. `lost` is the total of lost frames before the progress.
     pub(crate) fn progressed(&mut self, waited: Nanos, lost: u64, limit: Nanos, stalls: &mut Stalls) {
         self.timed_out = lost > self.lost && waited >= FIRST_TIMEOUT;

@@ -148,12 +148,12 @@ pub(super) const RETRIES: u8 = 5;
 
 /// A disturbance, and its time since the start of a storm.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Event {
+pub(super) struct StormEvent {
     what: Disturbance,
     after: Duration,
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for StormEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self.what {
             Disturbance::Kill9 => "kill9",
@@ -164,7 +164,7 @@ impl fmt::Display for Event {
 }
 
 /// Parses `kill9@SECONDS` or `takeover@SECONDS`.
-pub(super) fn read(text: &str) -> Result<Event, String> {
+pub(super) fn read(text: &str) -> Result<StormEvent, String> {
     let parts = text.split_once('@').and_then(|(name, seconds)| {
         let what = match name {
             "kill9" => Disturbance::Kill9,
@@ -172,20 +172,20 @@ pub(super) fn read(text: &str) -> Result<Event, String> {
             _ => return None,
         };
         let after = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?;
-        Some(Event { what, after })
+        Some(StormEvent { what, after })
     });
     parts.ok_or_else(|| "expected kill9@SECONDS or takeover@SECONDS".into())
 }
 
 /// Formats all events as on the command line.
-pub(super) fn shown(events: &[Event]) -> String {
-    events.iter().map(Event::to_string).collect::<Vec<_>>().join(",")
+pub(super) fn shown(events: &[StormEvent]) -> String {
+    events.iter().map(StormEvent::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// Causes each event when it is due, until the storm is over. Dropping the other end of `over` ends the storm.
 pub(super) fn all(
     running: &mut dyn Running,
-    events: &[Event],
+    events: &[StormEvent],
     over: &Receiver<()>,
 ) -> Result<Vec<Disturbed>> {
     let began = Instant::now();

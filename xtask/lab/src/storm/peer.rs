@@ -32,11 +32,11 @@ pub(crate) struct Tenant {
     pub(crate) tap: String,
     pub(crate) mac: Mac,
     pub(crate) address: Ipv4Addr,
-    pub(crate) pages: Vec<Page>,
+    pub(crate) pages: Vec<PeerPage>,
 }
 /// A request of the sequence and its answer.
 #[derive(Clone, Debug)]
-pub(crate) struct Page {
+pub(crate) struct PeerPage {
     /// GET, or PUT for a token.
     pub(crate) method: String,
     /// The path. Guests replace [`OWN_MAC`] in it by their MAC.
@@ -290,7 +290,7 @@ const SHARED: &str = "all";
 
 /// A path and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
+struct PageEntry {
     /// The path, which may contain [`OWN_MAC`].
     path: String,
     method: String,
@@ -303,14 +303,14 @@ struct Entry {
 }
 
 /// The files of all guests, and the paths that they answer.
-struct Site {
+struct PeerSite {
     directory: TempDir,
-    entries: Vec<Entry>,
+    entries: Vec<PageEntry>,
     guests: Vec<(String, Mac)>,
     largest: usize,
 }
 
-impl Site {
+impl PeerSite {
     /// Writes the pages of all tenants.
     ///
     /// # Errors
@@ -370,7 +370,7 @@ impl Site {
     }
 
     /// Returns every path, in the order of the first guest's pages.
-    fn entries(&self) -> &[Entry] {
+    fn entries(&self) -> &[PageEntry] {
         &self.entries
     }
 
@@ -391,15 +391,15 @@ impl Site {
     }
 
     /// Returns the file that answers `entry` for the guest at this address, or for all guests.
-    fn file(&self, address: &str, entry: &Entry) -> PathBuf {
+    fn file(&self, address: &str, entry: &PageEntry) -> PathBuf {
         let directory = if entry.shared.is_some() { SHARED } else { address };
         self.directory.path().join(directory).join(entry.number.to_string())
     }
 }
 
 /// Returns the entry of one page, after checking that every guest has the page.
-fn entry(number: usize, page: &Page, tenants: &[Tenant]) -> Result<Entry> {
-    let Page { method, path, status, content_type, body } = page;
+fn entry(number: usize, page: &PeerPage, tenants: &[Tenant]) -> Result<PageEntry> {
+    let PeerPage { method, path, status, content_type, body } = page;
     // Paths are written into configurations, so no character in them may end a word or a line.
     let plain = path.replace(OWN_MAC, "");
     ensure!(
@@ -419,7 +419,7 @@ fn entry(number: usize, page: &Page, tenants: &[Tenant]) -> Result<Entry> {
         shared || *status == 200,
         "{path}: a guest's own body with status {status} cannot be served from a file"
     );
-    Ok(Entry {
+    Ok(PageEntry {
         path: path.clone(),
         method: method.clone(),
         status: *status,

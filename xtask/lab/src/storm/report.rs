@@ -7,13 +7,13 @@ pub(crate) mod chart;
 #[cfg(test)]
 mod tests;
 
-use chart::Scale;
-use chart::{At, Attribute, Xml};
-use chart::{Axis, Bars, Curve, Drawing, Plot, WIDTH};
+use chart::{At, Attribute, Axis, Bars, Curve, Drawing, Plot, Scale, WIDTH, Xml};
 use std::fmt::Display;
 use std::{array, fmt};
 
-use crate::storm::cpu::{Case, Cpu, Distribution, Environment, Results, Round, Spread, Subject};
+use crate::storm::cpu::{
+    Cpu, Distribution, Environment, MeasuredCase, MeasuredSubject, Results, Round, Spread,
+};
 use crate::storm::figure::{FIGURES, Figure, Unit, left_out};
 
 pub(crate) const STYLE: &str = include_str!("report/style.css");
@@ -89,7 +89,7 @@ impl Display for super::cpu::Settings {
 }
 
 /// Returns the numbers of rounds and of requests behind the figures of a case.
-fn size(case: &Case) -> String {
+fn size(case: &MeasuredCase) -> String {
     let rounds = case.subjects.iter().map(|subject| subject.rounds.len()).max().unwrap_or(0);
     let requests = case.settings.requests_per_boot;
     format!("{rounds} rounds of each subject, alternating; {requests} requests per boot")
@@ -114,7 +114,7 @@ fn subjects(results: &Results) -> Vec<&str> {
 }
 
 /// Returns the drawings of one case, each with its caption.
-fn of_case(case: &Case, names: &[&str]) -> Vec<(Drawing, &'static str)> {
+fn of_case(case: &MeasuredCase, names: &[&str]) -> Vec<(Drawing, &'static str)> {
     let per_request = |round: &Round| round.request.clone();
     let per_boot = |round: &Round| round.boot.clone();
     vec![
@@ -147,7 +147,7 @@ fn of_case(case: &Case, names: &[&str]) -> Vec<(Drawing, &'static str)> {
 /// Returns memory by number of VMs; `None` if no subject has cases with different numbers.
 fn memory_chart(results: &Results, names: &[&str]) -> Option<(Drawing, &'static str)> {
     let curve = |(place, name): (usize, &&str)| {
-        let of = |case: &Case| {
+        let of = |case: &MeasuredCase| {
             let subject = case.subjects.iter().find(|subject| subject.name == **name)?;
             let total = |r: &Round| (r.memory.server_bytes + r.memory.kernel_bytes.unwrap_or(0)) as f64;
             let spread = Spread::of(subject.rounds.iter().map(total).filter(|total| *total > 0.0))?;
@@ -185,12 +185,12 @@ fn memory_chart(results: &Results, names: &[&str]) -> Option<(Drawing, &'static 
     Some((Drawing::Plot(plot), caption))
 }
 
-fn place(names: &[&str], subject: &Subject) -> usize {
+fn place(names: &[&str], subject: &MeasuredSubject) -> usize {
     names.iter().position(|name| *name == subject.name).unwrap_or(names.len())
 }
 
-fn distribution(title: &str, case: &Case, names: &[&str], of: fn(&Round) -> Distribution) -> Drawing {
-    let joined = |subject: &Subject| {
+fn distribution(title: &str, case: &MeasuredCase, names: &[&str], of: fn(&Round) -> Distribution) -> Drawing {
+    let joined = |subject: &MeasuredSubject| {
         let all: Vec<_> = subject.rounds.iter().map(of).collect();
         Distribution::joined(all.iter())
     };
@@ -246,8 +246,8 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
         .collect()
 }
 
-fn finished(case: &Case, names: &[&str]) -> Drawing {
-    let curve = |subject: &Subject| {
+fn finished(case: &MeasuredCase, names: &[&str]) -> Drawing {
+    let curve = |subject: &MeasuredSubject| {
         let middle = Figure::named("boot p99").middle(subject, &case.settings);
         let finished = middle.first().into_iter().flat_map(|round| &round.finished);
         let points = finished.map(|&(us, boots)| (us, f64::from(boots)));
@@ -269,9 +269,9 @@ fn finished(case: &Case, names: &[&str]) -> Drawing {
     })
 }
 
-fn cpu(case: &Case) -> Drawing {
+fn cpu(case: &MeasuredCase) -> Drawing {
     let figure = Figure::named("host CPU / request");
-    let row = |subject: &Subject| {
+    let row = |subject: &MeasuredSubject| {
         let middle = figure.middle(subject, &case.settings);
         let Spread { median, .. } = figure.spread(subject, &case.settings)?;
         let parts = |round: &&Round| {
@@ -309,7 +309,7 @@ pub(crate) fn show(unit: Unit, value: f64) -> String {
 }
 
 /// Formats median and range; a dash stands for a missing measurement.
-fn spread(figure: &Figure, case: &Case, subject: &Subject) -> (String, String) {
+fn spread(figure: &Figure, case: &MeasuredCase, subject: &MeasuredSubject) -> (String, String) {
     let Some(Spread { low, median, high }) = figure.spread(subject, &case.settings) else {
         return ("–".into(), String::new());
     };
@@ -389,7 +389,7 @@ fn environment(results: &Results) -> Vec<String> {
     lines
 }
 
-fn section(xml: &mut Xml, case: &Case, names: &[&str]) {
+fn section(xml: &mut Xml, case: &MeasuredCase, names: &[&str]) {
     xml.line("h2", &[], &case.settings);
     xml.line("p", &[("class", &"quiet")], format!("{}.", size(case)));
     table(xml, case);
@@ -402,7 +402,7 @@ fn section(xml: &mut Xml, case: &Case, names: &[&str]) {
     }
 }
 
-fn table(xml: &mut Xml, case: &Case) {
+fn table(xml: &mut Xml, case: &MeasuredCase) {
     let measured = |figure: &&Figure| {
         case.subjects.iter().any(|subject| figure.spread(subject, &case.settings).is_some())
     };
@@ -438,7 +438,7 @@ fn table(xml: &mut Xml, case: &Case) {
 }
 
 /// Lists the reasons of failed requests.
-fn reasons(xml: &mut Xml, case: &Case) {
+fn reasons(xml: &mut Xml, case: &MeasuredCase) {
     for subject in &case.subjects {
         for (reason, count) in subject.rounds.iter().flat_map(|round| &round.reasons) {
             xml.line("p", &[("class", &"bad")], format!("{}: {reason} ({count} times)", subject.name));
@@ -482,14 +482,14 @@ const OURS: &str = "xdp-imds";
 const SAME: f64 = 1.1;
 
 /// Returns the most significant case: the one with most VMs, then with the smallest user-data.
-fn foremost(results: &Results) -> Option<&Case> {
-    let key = |case: &&Case| (case.settings.vms, std::cmp::Reverse(case.settings.user_data_bytes));
+fn foremost(results: &Results) -> Option<&MeasuredCase> {
+    let key = |case: &&MeasuredCase| (case.settings.vms, std::cmp::Reverse(case.settings.user_data_bytes));
     // Of equal cases the first is returned, so the order of dialects on the command line decides.
     results.cases.iter().rev().max_by_key(key)
 }
 
 /// Returns sentences about one case, omitting figures that were not measured.
-fn headlines(case: &Case) -> Vec<String> {
+fn headlines(case: &MeasuredCase) -> Vec<String> {
     let Some(ours) = case.subjects.iter().find(|subject| subject.name == OURS) else {
         return vec![format!("{OURS} was not measured here.")];
     };
@@ -535,9 +535,9 @@ fn ratio(own: f64, other: f64, better: &str, worse: &str) -> Option<String> {
     Some(format!("{} times {word}", number((factor * 10.0).round() / 10.0)))
 }
 
-fn failures(case: &Case, ours: &Subject) -> String {
+fn failures(case: &MeasuredCase, ours: &MeasuredSubject) -> String {
     let requests: u64 = ours.rounds.iter().map(|round| round.requests + round.failures).sum();
-    let failed = |subject: &Subject| subject.rounds.iter().map(|round| round.failures).sum::<u64>();
+    let failed = |subject: &MeasuredSubject| subject.rounds.iter().map(|round| round.failures).sum::<u64>();
     let mut line = match failed(ours) {
         0 => format!("None of {} requests failed", number(requests as f64)),
         count => {

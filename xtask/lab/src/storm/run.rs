@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::bpffs::Bpffs;
 
-use super::cpu::{Case as Measured, Idle, Round, Settings, Subject as Found};
-use super::cpu::{Clocks, Threads};
+use super::cpu::{Clocks, Idle, MeasuredCase, MeasuredSubject, Round, Settings, Threads};
 use super::crawl::Dialect;
 use super::guest::{Arrival, Flood, Orders, Outcome, Prices};
 use super::peer::{Scene, Subject};
@@ -48,7 +47,7 @@ pub(super) struct Run<'a> {
 
 impl Run<'_> {
     /// Measures one case: every subject, in turn, for all rounds.
-    pub(super) fn case(&mut self, dialect: Dialect, vms: usize, user_data: usize) -> Result<Measured> {
+    pub(super) fn case(&mut self, dialect: Dialect, vms: usize, user_data: usize) -> Result<MeasuredCase> {
         self.cases += 1;
         let guests = vms + usize::from(self.args.flood.is_some());
         self.progress(&format!(
@@ -59,7 +58,7 @@ impl Run<'_> {
         let subjects = self.subjects(&case)?;
         let cores = self.server_cores()?;
         let pinned = (!self.args.server_cpus.is_empty()).then_some(self.args.server_cpus.as_slice());
-        let mut found: Vec<Found> = Vec::new();
+        let mut found: Vec<MeasuredSubject> = Vec::new();
         let mut prepared = Vec::new();
         for mut subject in subjects {
             let scene = Scene { node: self.lab.node(), tenants: &case.tenants, cores, pinned };
@@ -75,7 +74,7 @@ impl Run<'_> {
                 }
             }
             self.versions.insert(subject.name().into(), subject.version()?);
-            found.push(Found { name: subject.name().into(), rounds: Vec::new() });
+            found.push(MeasuredSubject { name: subject.name().into(), rounds: Vec::new() });
             prepared.push(subject);
         }
         for number in 0..self.args.rounds {
@@ -92,7 +91,7 @@ impl Run<'_> {
                 }
             }
         }
-        Ok(Measured { settings: self.settings(&case, vms), subjects: found })
+        Ok(MeasuredCase { settings: self.settings(&case, vms), subjects: found })
     }
 
     /// Returns the number of cores that a server may use.

@@ -23,14 +23,14 @@ pub(crate) struct Asking {
 
 /// What all guests got.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct AnswerTally {
     /// Requests answered from the guest's own record.
     pub(crate) answered: u64,
     pub(crate) failures: Vec<String>,
     fewest: u64,
 }
 
-impl Asked {
+impl AnswerTally {
     pub(crate) fn every_guest_was_answered(&self) -> bool {
         self.fewest > 0
     }
@@ -49,9 +49,9 @@ impl Asking {
     }
 
     /// Ends the requests.
-    pub(crate) fn stop(self) -> Asked {
+    pub(crate) fn stop(self) -> AnswerTally {
         self.stop.store(true, Ordering::Relaxed);
-        let mut asked = Asked { answered: 0, failures: Vec::new(), fewest: u64::MAX };
+        let mut asked = AnswerTally { answered: 0, failures: Vec::new(), fewest: u64::MAX };
         for thread in self.threads {
             let (answered, failures) = thread.join().expect("asking does not panic");
             asked.answered += answered;

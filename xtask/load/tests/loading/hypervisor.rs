@@ -8,13 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use testbed::agent;
 use testbed::eventually::eventually;
 use testbed::guest::{Guest, Spec};
 use testbed::host::Host;
 use testbed::netns::{Namespace, run};
-use testbed::privileged;
 use testbed::record::Identity;
+use testbed::{agent, privileged};
 
 /// Guests of each hypervisor.
 const GUESTS: u16 = 2;

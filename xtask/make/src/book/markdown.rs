@@ -292,13 +292,13 @@ const PROGRAM_TESTS: [&str; 2] = ["xtask/lab/tests", "xtask/load/tests"];
 struct Reference {
     /// The name of a file in `tests/`, of a module, or of a fuzz law.
     subject: String,
-    kind: Kind,
+    kind: StatementKind,
     /// The statements quoted from it.
     statements: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum StatementKind {
     Test,
     Unit,
     Law,
@@ -347,16 +347,16 @@ fn missing(
         path.iter().any(|part| Path::new(part).file_stem().is_some_and(|stem| stem == subject.as_str()))
     };
     let texts: Vec<&str> = match kind {
-        Kind::Test if !known.contains(subject) => {
+        StatementKind::Test if !known.contains(subject) => {
             let programs = PROGRAM_TESTS.join(" nor ");
             return vec![format!(
                 "neither a program of tests/Cargo.toml nor {programs} has a file {subject}"
             )];
         }
-        Kind::Test | Kind::Law => {
+        StatementKind::Test | StatementKind::Law => {
             tests.iter().filter(|(path, _)| own(path)).map(|(_, text)| text.as_str()).collect()
         }
-        Kind::Unit => code.texts().filter(|(path, _)| own(path)).map(|(_, text)| text).collect(),
+        StatementKind::Unit => code.texts().filter(|(path, _)| own(path)).map(|(_, text)| text).collect(),
     };
     if texts.is_empty() {
         return vec![format!("{subject} does not exist")];
@@ -389,9 +389,9 @@ fn references(cell: &str) -> Vec<Reference> {
     let mut found: Vec<Reference> = Vec::new();
     for segment in cell.split(';') {
         let kind = match segment.trim() {
-            text if text.starts_with("unit tests of") => Kind::Unit,
-            text if text.starts_with("fuzz law") => Kind::Law,
-            _ => Kind::Test,
+            text if text.starts_with("unit tests of") => StatementKind::Unit,
+            text if text.starts_with("fuzz law") => StatementKind::Law,
+            _ => StatementKind::Test,
         };
         // Text in brackets comments on a test and is no reference.
         let segment = segment.split('(').next().unwrap_or_default();
@@ -434,7 +434,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::path::Path;
 
-    use super::{Kind, Page, Reference, anchor, broken, cells, links, references, states};
+    use super::{Page, Reference, StatementKind, anchor, broken, cells, links, references, states};
 
     fn page(text: &str) -> Page {
         Page { path: "a.md".into(), text: text.to_owned() }
@@ -508,10 +508,10 @@ mod tests {
         };
         let cell = "`a`: *b c*, *d…*; unit tests of `e`; fuzz law `f`; `g`, `cargo xtask h` (see `i`)";
         let expected = [
-            reference("a", Kind::Test, &["b c", "d…"]),
-            reference("e", Kind::Unit, &[]),
-            reference("f", Kind::Law, &[]),
-            reference("g", Kind::Test, &[]),
+            reference("a", StatementKind::Test, &["b c", "d…"]),
+            reference("e", StatementKind::Unit, &[]),
+            reference("f", StatementKind::Law, &[]),
+            reference("g", StatementKind::Test, &[]),
         ];
         assert_eq!(references(cell), expected);
     }

@@ -29,7 +29,7 @@ pub(super) fn configuration(code: &Code) -> Result<String> {
 struct Visit {
     /// The field of this type, such as `vm.project`; empty for the root.
     field: String,
-    found: Found,
+    found: FoundType,
 }
 
 /// The sections written or queued: the field after which each is named, by file and name of its type.
@@ -45,17 +45,17 @@ fn page(code: &Code, title: &str, intro: &str, file: &str, root: &str) -> Result
     while let Some(Visit { field, found }) = remaining.pop() {
         section(&field, &found.doc, &mut page)?;
         match &found.shape {
-            Shape::Fields(entries) => {
+            TypeShape::Fields(entries) => {
                 let further = fields(code, &field, &found.file, entries, &mut sections, &mut page)?;
                 remaining.extend(further.into_iter().rev());
             }
-            Shape::Values(entries) => {
+            TypeShape::Values(entries) => {
                 page.push_str("\n| Value | Meaning |\n|---|---|\n");
                 for entry in entries {
                     writeln!(page, "| `{}` | {} |", entry.name, entry.doc)?;
                 }
             }
-            Shape::Text(_) => {}
+            TypeShape::Text(_) => {}
         }
     }
     Ok(page)
@@ -81,7 +81,7 @@ fn fields(
     code: &Code,
     field: &str,
     file: &Path,
-    entries: &[Entry],
+    entries: &[FieldEntry],
     sections: &mut Sections,
     page: &mut String,
 ) -> Result<Vec<Visit>> {
@@ -92,12 +92,12 @@ fn fields(
         let whole = format!("{whole}{}", if entry.kind.many { "[]" } else { "" });
         let value = match find(code, file, &entry.kind.path)? {
             None => entry.kind.plain.to_owned(),
-            Some(Found { shape: Shape::Text(text), .. }) => text,
+            Some(FoundType { shape: TypeShape::Text(text), .. }) => text,
             Some(found) => {
                 let key = (found.file.clone(), entry.kind.path.last().cloned().unwrap_or_default());
                 let words = words(&found.shape);
                 let explained = match &found.shape {
-                    Shape::Values(entries) => entries.iter().any(|entry| !entry.doc.is_empty()),
+                    TypeShape::Values(entries) => entries.iter().any(|entry| !entry.doc.is_empty()),
                     _ => true,
                 };
                 if explained && !sections.contains_key(&key) {
@@ -124,9 +124,9 @@ fn fields(
 }
 
 /// Returns the words of an enumeration, or `mapping`.
-fn words(shape: &Shape) -> String {
+fn words(shape: &TypeShape) -> String {
     match shape {
-        Shape::Values(entries) => {
+        TypeShape::Values(entries) => {
             let names: Vec<_> = entries.iter().map(|entry| format!("`{}`", entry.name)).collect();
             names.join(", ")
         }
@@ -137,33 +137,33 @@ fn words(shape: &Shape) -> String {
 // Reads the parts of a type's definition that a writer of YAML must know.
 
 /// A type that was found, with its file, its doc comment and its form in YAML.
-struct Found {
+struct FoundType {
     file: PathBuf,
     doc: String,
-    shape: Shape,
+    shape: TypeShape,
 }
 
 /// The form of a type in YAML.
-enum Shape {
+enum TypeShape {
     /// A mapping.
-    Fields(Vec<Entry>),
+    Fields(Vec<FieldEntry>),
     /// An enumeration: one of several words.
-    Values(Vec<Entry>),
+    Values(Vec<FieldEntry>),
     /// A text, number or other value, described in words.
     Text(String),
 }
 
 /// A field of a mapping, or a word of an enumeration.
-struct Entry {
+struct FieldEntry {
     name: String,
     doc: String,
     required: bool,
-    kind: Kind,
+    kind: TypeKind,
 }
 
 /// The type of a field.
 #[derive(Default)]
-struct Kind {
+struct TypeKind {
     /// Whether the field is a list of this type.
     many: bool,
     /// The type's name with the path before it, if the project defines the type.
@@ -173,17 +173,17 @@ struct Kind {
 }
 
 /// Finds a type by the name that the file `from` uses for it.
-fn find(code: &Code, from: &Path, path: &[String]) -> Result<Option<Found>> {
+fn find(code: &Code, from: &Path, path: &[String]) -> Result<Option<FoundType>> {
     let Some((name, before)) = path.split_last() else { return Ok(None) };
     if let Some(words) = super::words(name) {
-        let entry = |word: &str| Entry {
+        let entry = |word: &str| FieldEntry {
             name: word.to_owned(),
             doc: String::new(),
             required: false,
-            kind: Kind::default(),
+            kind: TypeKind::default(),
         };
-        let shape = Shape::Values(words.into_iter().map(entry).collect());
-        return Ok(Some(Found { file: from.to_path_buf(), doc: String::new(), shape }));
+        let shape = TypeShape::Values(words.into_iter().map(entry).collect());
+        return Ok(Some(FoundType { file: from.to_path_buf(), doc: String::new(), shape }));
     }
     let mut candidates =
         code.items("struct", name, |item| matches!(item, Item::Struct(one) if one.ident == name))?;
@@ -209,52 +209,52 @@ fn find(code: &Code, from: &Path, path: &[String]) -> Result<Option<Found>> {
     let (doc, shape) = match item {
         Item::Struct(one) => (doc(&one.attrs), structure(code, name, one)?),
         Item::Enum(one) if derives(&one.attrs, "Deserialize") => {
-            (doc(&one.attrs), Shape::Values(variants(one)))
+            (doc(&one.attrs), TypeShape::Values(variants(one)))
         }
         Item::Enum(one) => {
-            (doc(&one.attrs), Shape::Text(expecting(code, name).unwrap_or_else(|| doc(&one.attrs))))
+            (doc(&one.attrs), TypeShape::Text(expecting(code, name).unwrap_or_else(|| doc(&one.attrs))))
         }
         Item::Macro(one) => (String::new(), of_macro(&one.mac.tokens.to_string())),
         _ => return Ok(None),
     };
     let valued = |text: &str| code.valued_in(file, text);
     let shape = match shape {
-        Shape::Fields(entries) => Shape::Fields(with_values(entries, valued)),
-        Shape::Values(entries) => Shape::Values(with_values(entries, valued)),
-        Shape::Text(text) => Shape::Text(valued(&text)),
+        TypeShape::Fields(entries) => TypeShape::Fields(with_values(entries, valued)),
+        TypeShape::Values(entries) => TypeShape::Values(with_values(entries, valued)),
+        TypeShape::Text(text) => TypeShape::Text(valued(&text)),
     };
-    Ok(Some(Found { file: file.to_path_buf(), doc: valued(&doc), shape }))
+    Ok(Some(FoundType { file: file.to_path_buf(), doc: valued(&doc), shape }))
 }
 
-fn with_values(entries: Vec<Entry>, valued: impl Fn(&str) -> String) -> Vec<Entry> {
-    entries.into_iter().map(|entry| Entry { doc: valued(&entry.doc), ..entry }).collect()
+fn with_values(entries: Vec<FieldEntry>, valued: impl Fn(&str) -> String) -> Vec<FieldEntry> {
+    entries.into_iter().map(|entry| FieldEntry { doc: valued(&entry.doc), ..entry }).collect()
 }
 
 /// Describes a struct: a mapping, unless it is deserialised from a text.
-fn structure(code: &Code, name: &str, item: &syn::ItemStruct) -> Result<Shape> {
+fn structure(code: &Code, name: &str, item: &syn::ItemStruct) -> Result<TypeShape> {
     if let Some(expected) = expected(code, name)? {
-        return Ok(Shape::Text(expected));
+        return Ok(TypeShape::Text(expected));
     }
-    let Fields::Named(named) = &item.fields else { return Ok(Shape::Text(doc(&item.attrs))) };
+    let Fields::Named(named) = &item.fields else { return Ok(TypeShape::Text(doc(&item.attrs))) };
     if !derives(&item.attrs, "Deserialize") {
-        return Ok(Shape::Text(expecting(code, name).unwrap_or_else(|| doc(&item.attrs))));
+        return Ok(TypeShape::Text(expecting(code, name).unwrap_or_else(|| doc(&item.attrs))));
     }
     let lenient = serde(&item.attrs, "default").is_some();
     let kept = named.named.iter().filter(|field| serde(&field.attrs, "skip").is_none());
     let entry = |field: &syn::Field| {
         let own = field.ident.as_ref().map(ToString::to_string).unwrap_or_default();
         let (kind, optional) = kind(&field.ty);
-        Entry {
+        FieldEntry {
             name: serde(&field.attrs, "rename").flatten().unwrap_or(own),
             doc: doc(&field.attrs),
             required: !(lenient || optional || serde(&field.attrs, "default").is_some()),
             kind,
         }
     };
-    Ok(Shape::Fields(kept.map(entry).collect()))
+    Ok(TypeShape::Fields(kept.map(entry).collect()))
 }
 
-fn variants(item: &syn::ItemEnum) -> Vec<Entry> {
+fn variants(item: &syn::ItemEnum) -> Vec<FieldEntry> {
     let case = serde(&item.attrs, "rename_all").flatten().unwrap_or_default();
     let entry = |variant: &syn::Variant| {
         let own = variant.ident.to_string();
@@ -265,7 +265,7 @@ fn variants(item: &syn::ItemEnum) -> Vec<Entry> {
             _ => own,
         };
         let name = serde(&variant.attrs, "rename").flatten().unwrap_or(cased);
-        Entry { name, doc: doc(&variant.attrs), required: false, kind: Kind::default() }
+        FieldEntry { name, doc: doc(&variant.attrs), required: false, kind: TypeKind::default() }
     };
     item.variants.iter().map(entry).collect()
 }
@@ -317,9 +317,9 @@ fn defined(tokens: &str) -> (&str, &str) {
 }
 
 /// The text that a macro gives as its expectation: `Name, "a word", …`.
-fn of_macro(tokens: &str) -> Shape {
+fn of_macro(tokens: &str) -> TypeShape {
     let (_, body) = defined(tokens);
-    Shape::Text(body.split('"').nth(1).unwrap_or_default().to_owned())
+    TypeShape::Text(body.split('"').nth(1).unwrap_or_default().to_owned())
 }
 
 /// Returns the first text that a hand-written deserialiser gives as its expectation.
@@ -331,9 +331,9 @@ fn expecting(code: &Code, name: &str) -> Option<String> {
 }
 
 /// Returns the kind of a type, and whether the field is optional.
-fn kind(ty: &Type) -> (Kind, bool) {
-    let Type::Path(path) = ty else { return (Kind::default(), false) };
-    let Some(last) = path.path.segments.last() else { return (Kind::default(), false) };
+fn kind(ty: &Type) -> (TypeKind, bool) {
+    let Type::Path(path) = ty else { return (TypeKind::default(), false) };
+    let Some(last) = path.path.segments.last() else { return (TypeKind::default(), false) };
     let inner = || match &last.arguments {
         PathArguments::AngleBracketed(arguments) => arguments.args.iter().find_map(|one| match one {
             GenericArgument::Type(ty) => Some(kind(ty).0),
@@ -343,7 +343,7 @@ fn kind(ty: &Type) -> (Kind, bool) {
     };
     let plain = match last.ident.to_string().as_str() {
         "Option" => return (inner().unwrap_or_default(), true),
-        "Vec" => return (Kind { many: true, ..inner().unwrap_or_default() }, false),
+        "Vec" => return (TypeKind { many: true, ..inner().unwrap_or_default() }, false),
         "Box" | "Arc" => return (inner().unwrap_or_default(), false),
         "String" => "text",
         "PathBuf" => "path",
@@ -357,7 +357,7 @@ fn kind(ty: &Type) -> (Kind, bool) {
         _ => "",
     };
     let path = path.path.segments.iter().map(|segment| segment.ident.to_string()).collect();
-    (Kind { many: false, path: if plain.is_empty() { path } else { Vec::new() }, plain }, false)
+    (TypeKind { many: false, path: if plain.is_empty() { path } else { Vec::new() }, plain }, false)
 }
 
 fn named(ty: &Type) -> String {

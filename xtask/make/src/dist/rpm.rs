@@ -291,8 +291,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::{DIRECTORIES, build, files};
-    use crate::image::layout::About;
-    use crate::image::layout::LayerEntry;
+    use crate::image::layout::{About, LayerEntry};
 
     /// Makes a package with some files of the Debian package, at some time.
     fn package() -> Package {

@@ -1,8 +1,7 @@
 //! The chart's values: the README's table, made from the comments of `values.yaml`, and what `values.schema.json`
 //! accepts and refuses.
 
-use super::CHART;
-use super::Tools;
+use super::{CHART, Tools};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use std::fs;
@@ -143,7 +142,7 @@ pub(crate) const README: &str = "deploy/helm/xdp-imds/README.md";
 pub(crate) fn readme() -> Result<String> {
     let rows: String = rows(&read("values.yaml")?)?
         .into_iter()
-        .map(|Row { path, default, about }| format!("| `{path}` | `{default}` | {about} |\n"))
+        .map(|ValueRow { path, default, about }| format!("| `{path}` | `{default}` | {about} |\n"))
         .collect();
     Ok(format!("{HEAD}{rows}"))
 }
@@ -184,16 +183,16 @@ cosign verify ghcr.io/xdp-imds/charts/xdp-imds:0.1.0 \
 
 /// A value of the chart.
 #[derive(Debug, PartialEq)]
-struct Row {
+struct ValueRow {
     path: String,
     default: String,
     about: String,
 }
 
 /// Returns the values of a YAML text, each with the comment above it. A value without a comment is an error.
-fn rows(text: &str) -> Result<Vec<Row>> {
+fn rows(text: &str) -> Result<Vec<ValueRow>> {
     let defaults: Value = serde_yaml::from_str(text)?;
-    let mut rows: Vec<Row> = Vec::new();
+    let mut rows: Vec<ValueRow> = Vec::new();
     let (mut names, mut comment) = (Vec::<(usize, &str)>::new(), Vec::new());
     for line in text.lines() {
         let indent = line.len() - line.trim_start().len();
@@ -214,9 +213,9 @@ fn rows(text: &str) -> Result<Vec<Row>> {
             let about = comment.join(" ");
             if default.as_object().is_none_or(|fields| fields.is_empty()) {
                 ensure!(!about.is_empty(), "values.yaml: {path} has no comment above it");
-                rows.push(Row { path, default: default.to_string(), about });
+                rows.push(ValueRow { path, default: default.to_string(), about });
             } else if !about.is_empty() {
-                rows.push(Row { path, default: "{…}".into(), about });
+                rows.push(ValueRow { path, default: "{…}".into(), about });
             }
         }
         // A comment that an empty line follows is of the file.

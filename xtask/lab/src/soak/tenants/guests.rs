@@ -24,7 +24,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::Ground;
-use super::node::{Node, Pod, from_secret};
+use super::node::{Pod, TenantsNode, from_secret};
 use crate::soak::{Shared, tenants};
 
 /// The longest time until a guest of an attack is served the first time.
@@ -303,7 +303,7 @@ struct Crowd<'a> {
 }
 
 impl<'a> Crowd<'a> {
-    fn new(node: &'a Node, namespace: &str, count: usize) -> Result<Self> {
+    fn new(node: &'a TenantsNode, namespace: &str, count: usize) -> Result<Self> {
         let ns = Namespace::new("crowd")?;
         let pods = (0..count).map(|_| node.bare_pod(namespace, &ns)).collect::<Result<_>>()?;
         Ok(Self { pods, _ns: ns })
@@ -506,7 +506,7 @@ const ANSWER_MAX: u64 = 4 << 20;
 
 /// An answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct HttpAnswer {
     pub(super) status: u16,
     pub(super) body: String,
 }
@@ -530,7 +530,7 @@ pub(super) fn request(line: &str, fields: &[&str], body: &str) -> String {
 }
 
 /// Sends one request from a guest's namespace, as `GET /path`.
-pub(super) fn ask(ns: &Namespace, line: &str, fields: &[&str], body: &str) -> Result<Answer> {
+pub(super) fn ask(ns: &Namespace, line: &str, fields: &[&str], body: &str) -> Result<HttpAnswer> {
     let fields: Vec<&str> = fields.iter().copied().chain(["Connection: close"]).collect();
     let text = request(line, &fields, body);
     let answer = ns.run_in(|| -> Result<Vec<u8>> {
@@ -543,7 +543,7 @@ pub(super) fn ask(ns: &Namespace, line: &str, fields: &[&str], body: &str) -> Re
     let text = String::from_utf8_lossy(&answer).into_owned();
     let (head, body) = text.split_once("\r\n\r\n").with_context(|| format!("{line}: no whole answer"))?;
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-    Ok(Answer { status: status.with_context(|| format!("{line}: no status"))?, body: body.to_owned() })
+    Ok(HttpAnswer { status: status.with_context(|| format!("{line}: no status"))?, body: body.to_owned() })
 }
 
 // The attack on the webhook: connections that shake hands and then say nothing, while an API server asks for reviews.

@@ -37,7 +37,7 @@ pub(super) const ISSUER: &str = "https://imds.soak.example";
 const USER_DATA: &str = "userdata";
 
 /// Everything outside the agent.
-pub(super) struct Node {
+pub(super) struct TenantsNode {
     pub(super) server: ApiServer,
     kubelet: Kubelet,
     cgroups: Cgroups,
@@ -49,7 +49,7 @@ pub(super) struct Node {
     numbers: AtomicU16,
 }
 
-impl Node {
+impl TenantsNode {
     /// Makes the node without an agent.
     pub(super) fn new(agent: PathBuf, limit: u64) -> Result<Self> {
         let host = Host::new()?;
@@ -194,7 +194,7 @@ impl Node {
 
 /// A VM's pod.
 pub(super) struct Pod<'a> {
-    node: &'a Node,
+    node: &'a TenantsNode,
     pub(super) namespace: String,
     pub(super) uid: String,
     pub(super) identity: Identity,
@@ -465,7 +465,7 @@ const PATH: &str = "/v1/user-data";
 
 /// Runs a new VM, and returns the time from its VMI and pod to the first answer with its own data. Its pod is complete
 /// before: the time that the lab takes to make devices does not count. Gives up once `stop` is true.
-pub(super) fn serve_new_vm(node: &Node, stop: &AtomicBool) -> Result<Duration> {
+pub(super) fn serve_new_vm(node: &TenantsNode, stop: &AtomicBool) -> Result<Duration> {
     let pod = node.pod(NAMESPACE)?;
     let text = format!("#cloud-config\n# {}\n", pod.uid);
     pod.user_data(text.as_bytes())?;

@@ -1,10 +1,8 @@
 //! The results of a soak with hostile tenants: a table, JSON, and a picture.
 
-use super::Tally;
+use super::AttackTally;
 use super::node::PATIENCE;
-use crate::storm::report::chart::Scale;
-use crate::storm::report::chart::{At, Attribute, Xml};
-use crate::storm::report::chart::{Axis, Curve, Drawing, Plot, WIDTH};
+use crate::storm::report::chart::{At, Attribute, Axis, Curve, Drawing, Plot, Scale, WIDTH, Xml};
 use crate::storm::report::{self, STYLE};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
@@ -69,28 +67,28 @@ pub(super) struct Measured {
 
 /// A bound, the value found, and what helps to understand it.
 #[derive(Clone, Debug, Serialize)]
-struct Verdict {
+struct TenantsVerdict {
     bound: &'static str,
     found: f64,
     most: f64,
-    unit: Unit,
+    unit: AxisUnit,
     look_at: &'static str,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-enum Unit {
+enum AxisUnit {
     Number,
     Times,
     Bytes,
 }
 
-impl Verdict {
+impl TenantsVerdict {
     fn holds(&self) -> bool {
         self.found <= self.most
     }
 }
 
-impl Unit {
+impl AxisUnit {
     fn show(self, value: f64) -> String {
         match self {
             Self::Number => report::number(value),
@@ -103,21 +101,21 @@ impl Unit {
 
 /// The results of one soak.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct TenantsReport {
     minutes: f64,
     limit_bytes: u64,
     limited_by: &'static str,
-    attacks: Vec<Tally>,
-    verdicts: Vec<Verdict>,
+    attacks: Vec<AttackTally>,
+    verdicts: Vec<TenantsVerdict>,
     breaches: Vec<String>,
     measured: Measured,
 }
 
-impl Report {
+impl TenantsReport {
     pub(super) fn new(
         minutes: f64,
         limit: (u64, &'static str),
-        attacks: Vec<Tally>,
+        attacks: Vec<AttackTally>,
         breaches: Vec<String>,
         measured: Measured,
     ) -> Self {
@@ -145,7 +143,7 @@ impl Report {
             report::memory(self.limit_bytes as f64),
             self.limited_by
         );
-        for Tally { attack, about, acts } in &self.attacks {
+        for AttackTally { attack, about, acts } in &self.attacks {
             let _ = writeln!(text, "{attack:<18} {acts:>9}  {about}");
         }
         let _ = writeln!(
@@ -304,7 +302,7 @@ pub(super) fn most_after(base: u64) -> u64 {
     base + (base / 4).max(KEPT_LEAST)
 }
 
-fn judge(measured: &Measured) -> Vec<Verdict> {
+fn judge(measured: &Measured) -> Vec<TenantsVerdict> {
     let Measured { alone, attacked, after, base_bytes, after_bytes, killed, ended_s, health, .. } = measured;
     // Without a new VM under attack nothing is known.
     let ratio = |share| match (quantile(attacked, share), quantile(alone, share)) {
@@ -314,37 +312,37 @@ fn judge(measured: &Measured) -> Vec<Verdict> {
     };
     let unserved = attacked.iter().chain(after).filter(|vm| !vm.served).count() as f64;
     let by_one = "run each attack alone with --only NAME";
-    let verdict = |bound, found, most, unit, look_at| Verdict { bound, found, most, unit, look_at };
+    let verdict = |bound, found, most, unit, look_at| TenantsVerdict { bound, found, most, unit, look_at };
     vec![
-        verdict("new VM of the modest tenant, median to alone", ratio(0.5), SLOWER, Unit::Times, by_one),
-        verdict("new VM of the modest tenant, p95 to alone", ratio(0.95), SLOWER, Unit::Times, by_one),
+        verdict("new VM of the modest tenant, median to alone", ratio(0.5), SLOWER, AxisUnit::Times, by_one),
+        verdict("new VM of the modest tenant, p95 to alone", ratio(0.95), SLOWER, AxisUnit::Times, by_one),
         verdict(
             "new VMs not served in time",
             unserved,
             0.0,
-            Unit::Number,
+            AxisUnit::Number,
             "the last error is on standard error",
         ),
-        verdict("ends of the agent", f64::from(u8::from(ended_s.is_some())), 0.0, Unit::Number, by_one),
+        verdict("ends of the agent", f64::from(u8::from(ended_s.is_some())), 0.0, AxisUnit::Number, by_one),
         verdict(
             "processes killed for memory",
             *killed as f64,
             0.0,
-            Unit::Number,
+            AxisUnit::Number,
             "the picture shows what memory did before",
         ),
         verdict(
             "/healthz without a good answer within 5 s",
             health.failed as f64,
             0.0,
-            Unit::Number,
+            AxisUnit::Number,
             "the control thread was busy",
         ),
         verdict(
             "memory after the tenants have gone",
             *after_bytes as f64,
             most_after(*base_bytes) as f64,
-            Unit::Bytes,
+            AxisUnit::Bytes,
             "`xdp-imds status` says what is held",
         ),
     ]
@@ -365,13 +363,13 @@ pub(super) fn unserved(at_s: f64) -> NewVm {
 
 #[cfg(test)]
 mod tests {
-    use super::{Health, Measured, MemorySample, NewVm, Report, quantile, unserved};
+    use super::{Health, Measured, MemorySample, NewVm, TenantsReport, quantile, unserved};
 
     fn vms(times: &[f64]) -> Vec<NewVm> {
         (0..).zip(times).map(|(at, ms)| NewVm { at_s: f64::from(at), took_ms: *ms, served: true }).collect()
     }
 
-    fn report(change: impl FnOnce(&mut Measured)) -> Report {
+    fn report(change: impl FnOnce(&mut Measured)) -> TenantsReport {
         let mut measured = Measured {
             alone: vms(&[100.0, 120.0, 110.0]),
             attacked: vms(&[200.0, 300.0, 250.0]),
@@ -386,7 +384,7 @@ mod tests {
             ..Measured::default()
         };
         change(&mut measured);
-        Report::new(1.0, (1_536 << 20, "cgroup v2"), Vec::new(), Vec::new(), measured)
+        TenantsReport::new(1.0, (1_536 << 20, "cgroup v2"), Vec::new(), Vec::new(), measured)
     }
 
     #[test]

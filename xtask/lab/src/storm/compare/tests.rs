@@ -1,7 +1,9 @@
 //! Tests of comparisons, with made-up results.
 
 use super::{Verdict, arrangements, compare, differences, judge, probability, run};
-use crate::storm::cpu::{Case, Cpu, Distribution, Environment, Results, Round, SCHEMA, Settings, Subject};
+use crate::storm::cpu::{
+    Cpu, Distribution, Environment, MeasuredCase, MeasuredSubject, Results, Round, SCHEMA, Settings,
+};
 
 /// Returns a round in which a request costs the host `cost_us` and takes ten times as long.
 fn round(cost_us: f64, failures: u64) -> Round {
@@ -24,14 +26,14 @@ fn round(cost_us: f64, failures: u64) -> Round {
 }
 
 fn results(subjects: &[(&str, &[f64], u64)]) -> Results {
-    let subject = |&(name, costs, failures): &(&str, &[f64], u64)| Subject {
+    let subject = |&(name, costs, failures): &(&str, &[f64], u64)| MeasuredSubject {
         name: name.into(),
         rounds: costs.iter().map(|&cost| round(cost, failures)).collect(),
     };
     let settings = Settings { dialect: "nocloud".into(), vms: 100, ..Settings::default() };
     let environment =
         Environment { kernel: "6.18".into(), cores: 2, commit: "abc".into(), ..Environment::default() };
-    let cases = vec![Case { settings, subjects: subjects.iter().map(subject).collect() }];
+    let cases = vec![MeasuredCase { settings, subjects: subjects.iter().map(subject).collect() }];
     Results { schema: SCHEMA.into(), environment, cases }
 }
 

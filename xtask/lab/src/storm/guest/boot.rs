@@ -7,14 +7,11 @@ use std::net::Ipv4Addr;
 use super::Planned;
 use super::answer::Answer;
 use super::pump::{NEEDS_CHECKSUM, VNET};
-use super::tcp::{Due, MILLISECOND, Nanos, SECOND};
-use super::tcp::{Ends, Incoming};
-use crate::storm::guest::answer::Failure;
-use crate::storm::guest::answer::{Body, Progress};
+use super::tcp::{Due, Ends, Incoming, MILLISECOND, Nanos, SECOND};
+use crate::storm::guest::answer::{Body, Failure, Progress};
 use crate::storm::guest::pump::{Scratch, World};
 use crate::storm::guest::tcp;
-use crate::storm::guest::tcp::Header;
-use crate::storm::guest::tcp::{Connection, Event, Send};
+use crate::storm::guest::tcp::{Connection, Event, Header, Send};
 
 /// The pause before ARP is repeated (Linux's retrans_time).
 const ARP_AGAIN: Nanos = SECOND;

@@ -14,7 +14,7 @@ use support::tap::{Tap, VNET_HDR_LEN};
 use super::answer::{Calls, Flooded, Tally};
 use super::boot::Guest;
 use super::tcp::{Ends, FRAME_MOST, Header, MILLISECOND, Nanos, SECOND, SYN};
-use super::{Arrival, Flood, Orders, Plan, Planned, Requests, Stall, Watch, seconds, tcp};
+use super::{Arrival, Flood, Orders, Plan, Planned, Requests, Stall, StallWatch, seconds, tcp};
 
 /// Frames read from one tap before the next tap's turn.
 const BATCH: usize = 32;
@@ -47,7 +47,7 @@ pub(crate) struct Pump<'a> {
     buffer: Vec<u8>,
     scratch: Scratch,
     /// Recent segments and stall watch of each guest; empty if stalls are not watched.
-    watches: Vec<(Recent, Watch)>,
+    watches: Vec<(Recent, StallWatch)>,
 }
 
 /// A tap with simulated loss.

@@ -8,7 +8,7 @@ use super::boot::Guest;
 use super::pump::{Manner, Scratch, Transmit, World};
 use super::tcp::tests::{ends, from_server, turned};
 use super::tcp::{ACK, FIN, Header, Incoming, MILLISECOND, MSS, Nanos, SYN};
-use super::{DESCRIBED, Planned, Requests, SECOND, Stall, Stalls, Watch, add, folded, good, tcp};
+use super::{DESCRIBED, Planned, Requests, SECOND, Stall, StallWatch, Stalls, add, folded, good, tcp};
 
 /// Bytes of the body in every answer.
 const LENGTH: usize = 20_000;
@@ -36,12 +36,12 @@ struct Served {
 }
 
 /// A server without timers. It answers every repetition of the guest with its unacknowledged segments.
-struct Server {
+struct TestServer {
     answer: Vec<u8>,
     connections: HashMap<u16, Served>,
 }
 
-impl Server {
+impl TestServer {
     fn new(answer: &str) -> Self {
         Self { answer: answer.as_bytes().to_vec(), connections: HashMap::new() }
     }
@@ -127,7 +127,7 @@ fn boot(response: &str, manner: Manner, slow: bool, lose: fn(usize) -> bool, fau
     let (mut sent, mut random) = (Sent::default(), fastrand::Rng::with_seed(1));
     let mut guest = Guest::new(plan, ends().server);
     guest.forget(slow, &mut random);
-    let mut server = Server::new(response);
+    let mut server = TestServer::new(response);
     let (mut now, mut from_guest, mut to_guest) = (0, 0, 0);
     let mut act = |now, sent: &mut Sent, tally: &mut Tally, act: &mut dyn FnMut(&mut World<'_>)| {
         act(&mut World {
@@ -327,7 +327,7 @@ const LIMIT: u64 = 3 * SECOND;
 #[test]
 fn a_wait_is_a_stall_unless_losses_explain_it() {
     for (waited, lost, stalls) in [(3, 0, false), (4, 0, true), (4, 1, false), (5, 1, true), (10, 3, false)] {
-        let watch = Watch::default();
+        let watch = StallWatch::default();
         assert_eq!(watch.overdue(waited * SECOND, lost, LIMIT).is_some(), stalls, "{waited} s, {lost} lost");
     }
 }
@@ -337,7 +337,7 @@ fn a_repeated_handshake_excuses_longer_timeouts() {
     for (handshake, lost_then, waited, stalls) in
         [(1, 1, 12, false), (1, 1, 13, true), (0, 0, 7, true), (1, 0, 7, true)]
     {
-        let (mut watch, mut found) = (Watch::default(), Stalls::default());
+        let (mut watch, mut found) = (StallWatch::default(), Stalls::default());
         watch.progressed(handshake * SECOND, lost_then, LIMIT, &mut found);
         let overdue = watch.overdue(waited * SECOND, lost_then + 2, LIMIT);
         assert_eq!(overdue.is_some(), stalls, "{handshake} s, {lost_then} lost, then {waited} s");
@@ -346,7 +346,7 @@ fn a_repeated_handshake_excuses_longer_timeouts() {
 
 #[test]
 fn a_stall_counts_once_and_lasts_until_progress() {
-    let (mut watch, mut stalls) = (Watch::default(), Stalls::default());
+    let (mut watch, mut stalls) = (StallWatch::default(), Stalls::default());
     for round in 0..DESCRIBED as u64 + 2 {
         assert_eq!(watch.overdue(4 * SECOND, round, LIMIT), Some(0));
         watch.stalls(Stall::default(), &mut stalls);

@@ -18,8 +18,8 @@ use support::guest::METADATA;
 use tempfile::TempDir;
 
 use super::{
-    Answers, Entry, Networks, OWN_MAC, Page, Running, Scene, Server, Site, Subject, Tenant, command,
-    descriptors, shares, version,
+    Answers, Networks, OWN_MAC, PageEntry, PeerPage, PeerSite, Running, Scene, Server, Subject, Tenant,
+    command, descriptors, shares, version,
 };
 
 /// Bytes of the largest body that haproxy answers by itself. The whole response must fit into one of its buffers, and
@@ -45,7 +45,7 @@ pub(crate) enum Form {
 pub(crate) struct Haproxy {
     form: Form,
     networks: usize,
-    site: Option<Site>,
+    site: Option<PeerSite>,
 }
 
 /// Running proxies and their networks.
@@ -81,7 +81,7 @@ impl Subject for Haproxy {
     }
 
     fn prepare(&mut self, scene: &Scene<'_>) -> Result<()> {
-        let site = Site::lay_out(scene.tenants)?;
+        let site = PeerSite::lay_out(scene.tenants)?;
         let shared = shared_map(&site)?;
         let socket = site.directory().join("backend");
         for (number, share) in shares(scene.tenants.len(), self.networks)?.into_iter().enumerate() {
@@ -133,7 +133,7 @@ impl Running for HaproxyServing<'_> {
     }
 }
 
-fn configuration_file(site: &Site, number: usize) -> PathBuf {
+fn configuration_file(site: &PeerSite, number: usize) -> PathBuf {
     site.directory().join(format!("haproxy-{number}.cfg"))
 }
 
@@ -165,12 +165,12 @@ fn forwarding(number: usize, socket: &Path) -> String {
 }
 
 /// Whether all guests share this document under the same path.
-fn is_shared(entry: &Entry) -> bool {
+fn is_shared(entry: &PageEntry) -> bool {
     entry.shared.is_some() && !entry.path.contains(OWN_MAC)
 }
 
 /// Writes the map of paths that are the same for all guests. haproxy finds such a path by one look-up.
-fn shared_map(site: &Site) -> Result<PathBuf> {
+fn shared_map(site: &PeerSite) -> Result<PathBuf> {
     let file = site.directory().join("shared.map");
     let mut text = String::new();
     for entry in site.entries().iter().filter(|entry| is_shared(entry)) {
@@ -181,7 +181,7 @@ fn shared_map(site: &Site) -> Result<PathBuf> {
 }
 
 /// Returns a backend for each guest, found by its source address, and one for each shared document.
-fn answering(site: &Site, shared: &Path, share: Range<usize>) -> Result<String> {
+fn answering(site: &PeerSite, shared: &Path, share: Range<usize>) -> Result<String> {
     ensure!(
         site.largest() <= MAX_BODY,
         "haproxy by itself answers bodies of at most {} KiB, and one has {} KiB; leave this peer out or use neutron",
@@ -193,7 +193,7 @@ fn answering(site: &Site, shared: &Path, share: Range<usize>) -> Result<String> 
         "frontend metadata\n  {}\n  use_backend all_%[{map}] if {{ {map} -m found }}\n  use_backend vm_%[src]\n",
         bind()
     );
-    let (shared, own): (Vec<&Entry>, Vec<_>) = site.entries().iter().partition(|entry| is_shared(entry));
+    let (shared, own): (Vec<&PageEntry>, Vec<_>) = site.entries().iter().partition(|entry| is_shared(entry));
     for entry in shared {
         writeln!(text, "backend all_{}\n  {}", entry.number, answer(site, "", entry))?;
     }
@@ -207,8 +207,8 @@ fn answering(site: &Site, shared: &Path, share: Range<usize>) -> Result<String> 
     Ok(text)
 }
 
-fn answer(site: &Site, address: &str, entry: &Entry) -> String {
-    let Entry { status, content_type, shared, .. } = entry;
+fn answer(site: &PeerSite, address: &str, entry: &PageEntry) -> String {
+    let PageEntry { status, content_type, shared, .. } = entry;
     if shared.as_ref().is_some_and(|body| body.is_empty()) {
         return format!("http-request return status {status}");
     }
@@ -246,7 +246,7 @@ const MAC_PATTERN: &str = "[0-9a-f:]{17}";
 /// The subject nginx.
 #[derive(Default)]
 pub(crate) struct Nginx {
-    site: Option<Site>,
+    site: Option<PeerSite>,
 }
 
 /// A running nginx and its bridges.
@@ -266,7 +266,7 @@ impl Subject for Nginx {
     }
 
     fn prepare(&mut self, scene: &Scene<'_>) -> Result<()> {
-        self.site = Some(Site::lay_out(scene.tenants)?);
+        self.site = Some(PeerSite::lay_out(scene.tenants)?);
         Ok(())
     }
 
@@ -290,7 +290,7 @@ impl Running for NginxServing<'_> {
 }
 
 /// Starts nginx on the node.
-pub(super) fn spawn(scene: &Scene<'_>, site: &Site, listen: Listen<'_>) -> Result<Server> {
+pub(super) fn spawn(scene: &Scene<'_>, site: &PeerSite, listen: Listen<'_>) -> Result<Server> {
     let file = site.directory().join("nginx.conf");
     std::fs::write(&file, nginx_configuration(site, listen, scene.cores)?)?;
     let mut command = command("nginx", scene.pinned)?;
@@ -303,7 +303,7 @@ pub(super) fn spawn(scene: &Scene<'_>, site: &Site, listen: Listen<'_>) -> Resul
 }
 
 /// Returns the configuration file.
-fn nginx_configuration(site: &Site, listen: Listen<'_>, workers: usize) -> Result<String> {
+fn nginx_configuration(site: &PeerSite, listen: Listen<'_>, workers: usize) -> Result<String> {
     let directory = site.directory().display();
     let descriptors = descriptors();
     let connections = CONNECTIONS.min(descriptors / 2);
@@ -339,8 +339,8 @@ fn nginx_configuration(site: &Site, listen: Listen<'_>, workers: usize) -> Resul
     Ok(text)
 }
 
-fn location(site: &Site, entry: &Entry, address: &str) -> Result<String> {
-    let Entry { path, method, status, content_type, shared, number } = entry;
+fn location(site: &PeerSite, entry: &PageEntry, address: &str) -> Result<String> {
+    let PageEntry { path, method, status, content_type, shared, number } = entry;
     let kind = if content_type.is_empty() { "text/plain" } else { content_type };
     ensure!(
         !kind.contains(['"', '\\', '$', '\n']),
@@ -486,7 +486,7 @@ fn number(tap: &str) -> Result<u32> {
 /// Returns a VM's configuration as Proxmox VE writes it, with the user-data in the notes.
 fn pve_imds_configuration(number: u32, tenant: &Tenant) -> Result<String> {
     let is_served =
-        |page: &Page| page.method == "GET" && SERVED.iter().any(|path| page.path.starts_with(path));
+        |page: &PeerPage| page.method == "GET" && SERVED.iter().any(|path| page.path.starts_with(path));
     if let Some(page) = tenant.pages.iter().find(|page| !is_served(page)) {
         anyhow::bail!("pve-imds does not serve {} {}; use --dialect openstack-alone", page.method, page.path);
     }
@@ -512,11 +512,11 @@ mod tests {
     use metadata_common::mac::Mac;
     use std::net::Ipv4Addr;
 
-    use super::super::{Page, Tenant};
+    use super::super::{PeerPage, Tenant};
     use super::{number, pve_imds_configuration};
 
     fn tenant(method: &str, path: &str, body: &'static str) -> Tenant {
-        let page = Page {
+        let page = PeerPage {
             method: method.into(),
             path: path.into(),
             status: 200,

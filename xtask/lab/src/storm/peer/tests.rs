@@ -9,12 +9,12 @@ use support::guest::METADATA;
 use support::netns::Namespace;
 use support::privileged;
 
-use super::{Form, Haproxy, OWN_MAC, PEERS, Page, Scene, Subject as _, Tenant, named, shares};
+use super::{Form, Haproxy, OWN_MAC, PEERS, PeerPage, Scene, Subject as _, Tenant, named, shares};
 
 const GUESTS: u8 = 5;
 
-fn page(method: &str, path: &str, status: u16, body: impl Into<Bytes>) -> Page {
-    Page {
+fn page(method: &str, path: &str, status: u16, body: impl Into<Bytes>) -> PeerPage {
+    PeerPage {
         method: method.into(),
         path: path.into(),
         status,
@@ -71,7 +71,7 @@ fn rack(tenants: &[Tenant]) -> (Namespace, Vec<Namespace>) {
     (node, guests)
 }
 
-fn ask(guest: &Namespace, tenant: &Tenant, page: &Page) -> (u16, Vec<u8>) {
+fn ask(guest: &Namespace, tenant: &Tenant, page: &PeerPage) -> (u16, Vec<u8>) {
     let url = format!("http://{METADATA}{}", page.path.replace(OWN_MAC, &tenant.mac.to_string()));
     let mut curl = Command::new("curl");
     curl.args(["-s", "-m", "10", "--path-as-is", "-w", "%{stderr}%{http_code}", "-X", &page.method, &url]);
@@ -146,7 +146,7 @@ fn a_peer_that_is_dropped_ends_and_frees_the_taps() {
 
 #[test]
 fn pages_that_a_peer_cannot_serve_are_refused_before_the_start() {
-    let of = |pages: Vec<Page>| Tenant { pages, ..tenants().swap_remove(0) };
+    let of = |pages: Vec<PeerPage>| Tenant { pages, ..tenants().swap_remove(0) };
     let good = || vec![page("GET", "/a", 200, "a"), page("GET", "/b", 404, "none")];
     let cases: Vec<(&str, [Tenant; 2], &str)> = vec![
         (
@@ -176,10 +176,11 @@ fn pages_that_a_peer_cannot_serve_are_refused_before_the_start() {
         ),
     ];
     for (name, tenants, says) in cases {
-        let error = super::Site::lay_out(&tenants).err().map(|error| error.to_string()).unwrap_or_default();
+        let error =
+            super::PeerSite::lay_out(&tenants).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains(says), "{name}: {error}");
     }
-    assert!(super::Site::lay_out(&[]).is_err());
+    assert!(super::PeerSite::lay_out(&[]).is_err());
 }
 
 #[test]

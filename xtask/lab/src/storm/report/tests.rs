@@ -4,7 +4,7 @@ use roxmltree::{Document, ParsingOptions};
 
 use super::{html, memory, number, share, svg, time};
 use crate::storm::cpu::{
-    Case, Cpu, Distribution, Environment, Memory, Results, Round, SCHEMA, Settings, Subject,
+    Cpu, Distribution, Environment, MeasuredCase, MeasuredSubject, Memory, Results, Round, SCHEMA, Settings,
 };
 use crate::storm::figure::Figure;
 
@@ -37,9 +37,11 @@ fn round(vms: u32, us: f64) -> Round {
 
 const SUBJECTS: [(&str, f64); 4] = [("xdp-imds", 7.0), ("nginx", 38.0), ("haproxy", 35.0), ("neutron", 90.0)];
 
-fn case(vms: u32, rounds: usize) -> Case {
-    let subject =
-        |&(name, us): &(&str, f64)| Subject { name: name.into(), rounds: vec![round(vms, us); rounds] };
+fn case(vms: u32, rounds: usize) -> MeasuredCase {
+    let subject = |&(name, us): &(&str, f64)| MeasuredSubject {
+        name: name.into(),
+        rounds: vec![round(vms, us); rounds],
+    };
     let settings = Settings {
         dialect: "nocloud".into(),
         vms,
@@ -47,10 +49,10 @@ fn case(vms: u32, rounds: usize) -> Case {
         requests_per_boot: 4,
         ..Settings::default()
     };
-    Case { settings, subjects: SUBJECTS.iter().map(subject).collect() }
+    MeasuredCase { settings, subjects: SUBJECTS.iter().map(subject).collect() }
 }
 
-fn results(cases: Vec<Case>) -> Results {
+fn results(cases: Vec<MeasuredCase>) -> Results {
     let environment =
         Environment { kernel: "Linux 6.18".into(), commit: "abc".into(), cores: 2, ..Environment::default() };
     Results { schema: SCHEMA.into(), environment, cases }
@@ -73,7 +75,7 @@ fn rendered(results: &Results) -> [String; 2] {
 
 #[test]
 fn page_and_image_are_well_formed_for_any_results() {
-    let without_subjects = Case { subjects: Vec::new(), ..case(10, 1) };
+    let without_subjects = MeasuredCase { subjects: Vec::new(), ..case(10, 1) };
     let without_rounds = case(10, 0);
     let mut of_nothing = case(1, 2);
     for subject in &mut of_nothing.subjects {
