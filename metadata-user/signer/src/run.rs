@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{info, warn};
 
-use crate::certificate::{CertificateError, LoadedCertificate, OwnCertificate};
 use crate::directory::{DirectoryError, KeyDirectory, Rotation};
+use crate::documents::{CertificateError, LoadedCertificate, OwnCertificate};
 use crate::documents::{Content, DocumentError};
 use crate::jwt::{LIFETIME_MOST, TokenTerms};
 use crate::wire::{

@@ -182,7 +182,7 @@ impl<A: AnswerSource> HttpConnection<A> {
         tape.note(audit::AuditEntry {
             took,
             method,
-            path: audit::Path::of(target),
+            path: audit::RequestPath::of(target),
             datasource: origin.datasource,
             status: response.status(),
             bytes,

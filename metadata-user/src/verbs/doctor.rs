@@ -24,9 +24,8 @@ use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
 
-use super::exit::Exit;
-use crate::agent::preflight;
-use crate::agent::preflight::ConfigRefusal;
+use super::Exit;
+use crate::agent::preflight::{self, ConfigRefusal};
 use crate::config::Config;
 use crate::verbs::options::ConfigOverrides;
 

@@ -1,6 +1,5 @@
 //! Connects the core with the watches, the pods, the hook and the clock.
 
-use crate::state::save_queue::{SaveQueue, StateFile};
 use metadata_common::mac::Mac;
 use metadata_common::share::ShareReport;
 use metadata_content::record::{Record, RecordLimits};
@@ -13,15 +12,15 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use super::client::{ApiWatch, Reports, Update};
 use super::core::{Action, Core, JobResult, Services, VmiOrigin};
-use super::events::Reports;
 use super::hook::{HookCall, Point};
 use super::volumes::ReadVolumes;
-use super::watch::{ApiWatch, Update};
-use super::{KubevirtOptions, NODE_VARIABLE, VolumeCache, client, events, hook, kept};
+use super::{KubevirtOptions, NODE_VARIABLE, VolumeCache, client, hook, kept};
 use crate::contact::Contact;
 use crate::pods::{Inlets, PodDirectories, PodEvent, PodUid, Pods, PodsError, Volumes};
 use crate::publisher::{MemoryFreed, Publisher};
+use crate::state::save_queue::{SaveQueue, StateFile};
 use crate::{FeedError, FeedEvent};
 
 /// Most events of a watch that wait for the feed; a full queue makes the watch wait.
@@ -181,7 +180,7 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
             tasks.spawn(ApiWatch::new((origin, &node), client.clone(), pace, contact, updates).follow());
         }
         if options.events {
-            tasks.spawn(events::write(client, node.clone(), reports.clone()));
+            tasks.spawn(client::write(client, node.clone(), reports.clone()));
         }
     }
     let admitting = tx.clone();
@@ -581,9 +580,9 @@ mod tests {
         SPREAD, SWEEP_EVERY, SaveQueue, WatchPacing,
     };
     use crate::FeedEvent;
+    use crate::kubevirt::client::Update;
     use crate::kubevirt::core::VmiOrigin;
     use crate::kubevirt::translate::VolumeFiles;
-    use crate::kubevirt::watch::Update;
     use crate::kubevirt::{KubevirtOptions, Vmi, VolumeCache};
     use crate::pods::{Pod, Tap, TapKind, Volumes};
 

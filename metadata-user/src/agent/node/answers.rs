@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use crate::service::audit::follow::FollowedGuests;
+use crate::service::audit::collect::FollowedGuests;
 use crate::service::audit::{AuditCounts, Collector, TokenLine};
 use crate::service::{Answer, AnswerSource as _, HandedRequest};
 use metadata_common::maps::Slot;
