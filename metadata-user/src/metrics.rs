@@ -2,7 +2,7 @@
 //! (<https://prometheus.io/docs/instrumenting/exposition_formats/>, version 0.0.4).
 //!
 //! [`render`] is a pure function: the server of `/metrics` gathers a [`Snapshot`] and sends the rendered text.
-//! Each module adds its metric families to one [`Exposition`].
+//! Each section adds its metric families to one [`Exposition`].
 
 mod node;
 

@@ -155,7 +155,7 @@ pub struct ApiProblem {
 pub const NAME_MAX: usize = 253;
 
 /// Longest silence of the agent, beside the time it is asked to wait.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Characters to escape in a path.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
@@ -220,8 +220,7 @@ pub fn path_of(source: RecordSource, name: &str) -> String {
 /// Removes what the guest of an instance wrote.
 pub fn clear(run: &Path, source: RecordSource, name: &str) -> Result<(), RegistrationError> {
     let path = path_of(source, name).replacen("/v1/instances/", "/v1/guest-data/", 1);
-    let question =
-        StatusRequest { method: "DELETE", path: &path, fields: &[], body: &[], patience: PATIENCE };
+    let question = StatusRequest { method: "DELETE", path: &path, fields: &[], body: &[], timeout: TIMEOUT };
     let reply = ask(run, &question)?;
     if reply.status == 204 { Ok(()) } else { Err(failure(reply)) }
 }
@@ -258,9 +257,9 @@ pub fn put(
     }
     let mut fields = conditions.fields();
     fields.push("Content-Type: application/json".into());
-    let patience = PATIENCE + conditions.wait.unwrap_or_default();
+    let timeout = TIMEOUT + conditions.wait.unwrap_or_default();
     let question =
-        StatusRequest { method: "PUT", path: &path, fields: &fields, body: json.as_bytes(), patience };
+        StatusRequest { method: "PUT", path: &path, fields: &fields, body: json.as_bytes(), timeout };
     let reply = ask(run, &question)?;
     let created = reply.status == 201;
     Ok((read(reply, &[200, 201])?, created))
@@ -274,7 +273,7 @@ pub fn remove(
 ) -> Result<(), RegistrationError> {
     let (path, fields) = (path_of(RecordSource::Api, name), conditions.fields());
     let question =
-        StatusRequest { method: "DELETE", path: &path, fields: &fields, body: &[], patience: PATIENCE };
+        StatusRequest { method: "DELETE", path: &path, fields: &fields, body: &[], timeout: TIMEOUT };
     let reply = ask(run, &question)?;
     if reply.status == 204 { Ok(()) } else { Err(failure(reply)) }
 }
@@ -287,11 +286,15 @@ pub fn look(run: &Path, source: RecordSource, name: &str) -> Result<Instance, Re
 /// Lists the instances of one source, or of all.
 pub fn list(run: &Path, source: Option<RecordSource>) -> Result<Vec<Instance>, RegistrationError> {
     let mut instances = Vec::new();
-    let mut after = None;
+    let mut after: Option<String> = None;
     loop {
         let mut query = form_urlencoded::Serializer::new(String::new());
-        source.iter().for_each(|source| _ = query.append_pair("source", source.name()));
-        after.iter().for_each(|after: &String| _ = query.append_pair("after", after));
+        if let Some(source) = source {
+            query.append_pair("source", source.name());
+        }
+        if let Some(after) = &after {
+            query.append_pair("after", after);
+        }
         let page: Page = read(get(run, &format!("/v1/instances?{}", query.finish()))?, &[200])?;
         let ends = page.instances.is_empty();
         instances.extend(page.instances);
@@ -303,7 +306,7 @@ pub fn list(run: &Path, source: Option<RecordSource>) -> Result<Vec<Instance>, R
 }
 
 fn get(run: &Path, path: &str) -> Result<StatusResponse, ClientError> {
-    ask(run, &StatusRequest { method: "GET", path, fields: &[], body: &[], patience: PATIENCE })
+    ask(run, &StatusRequest { method: "GET", path, fields: &[], body: &[], timeout: TIMEOUT })
 }
 
 fn read<T: DeserializeOwned>(reply: StatusResponse, good: &[u16]) -> Result<T, RegistrationError> {

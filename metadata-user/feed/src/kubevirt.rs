@@ -21,7 +21,7 @@ pub mod volumes;
 
 pub use client::{access, replace_config_map};
 pub use kept::FILE as KEPT;
-pub use run::{Feed, Launchers, PATIENCE, SPREAD, WatchPacing, contact, follow, node, serve};
+pub use run::{Feed, LIST_TIMEOUT, Launchers, SPREAD, WatchPacing, contact, follow, node, serve};
 pub use vmi::{Vmi, VmiError};
 pub use volumes::VolumeCache;
 

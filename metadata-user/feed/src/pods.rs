@@ -200,7 +200,9 @@ impl Pods {
 impl Drop for Pods {
     fn drop(&mut self) {
         self.files.abort();
-        self.followed.values().for_each(|pod| pod.task.abort());
+        for pod in self.followed.values() {
+            pod.task.abort();
+        }
     }
 }
 

@@ -241,10 +241,10 @@ impl StateFileKind {
         let Ok(tail) = serde_json::from_slice::<Tail>(&last) else {
             return damaged("a last line with its digest");
         };
-        match tail.sha256 == hex(&hash.finalize()) && lines == tail.records + 1 {
-            true => Ok(()),
-            false => damaged("the digest in its last line"),
+        if tail.sha256 != hex(&hash.finalize()) || lines != tail.records + 1 {
+            return damaged("the digest in its last line");
         }
+        Ok(())
     }
 
     /// Reads a line with its end; returns false at the end of the file. Cuts a line that is longer than a file may be.

@@ -182,14 +182,14 @@ async fn ready(State(agent): State<Agent>) -> Response {
     verdict(agent.health.hindering())
 }
 
-/// 200 `ok`, or 503 and a line for each trouble.
-fn verdict(troubles: impl Iterator<Item = HealthProblem>) -> Response {
-    let mut troubles = troubles.peekable();
+/// 200 `ok`, or 503 and a line for each problem.
+fn verdict(problems: impl Iterator<Item = HealthProblem>) -> Response {
+    let mut problems = problems.peekable();
     let head = [(header::CONTENT_TYPE, TEXT)];
-    if troubles.peek().is_none() {
+    if problems.peek().is_none() {
         return (StatusCode::OK, head, "ok\n").into_response();
     }
-    let lines: String = troubles.map(|trouble| format!("{trouble}\n")).collect();
+    let lines: String = problems.map(|problem| format!("{problem}\n")).collect();
     (StatusCode::SERVICE_UNAVAILABLE, head, lines).into_response()
 }
 

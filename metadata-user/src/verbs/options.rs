@@ -1,4 +1,5 @@
-//! Options that `serve` and `doctor` share, so that `doctor` checks what the agent would use.
+//! Options that verbs share: those of `serve` and `doctor`, so that `doctor` checks what the agent would use, those that
+//! name an agent or a guest, and the record of one file.
 
 use anyhow::{Context as _, bail};
 use metadata_common::run::DEFAULT_RUN;

@@ -34,7 +34,7 @@ use super::options::{Agent, GUEST};
 use crate::output;
 
 /// Maximum time without data from the agent. The agent sends an empty line each second.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a refusal, in bytes.
 const REFUSAL_MOST: u64 = 4_096;
 /// Maximum size of a trace, in bytes; an hour of frames takes far less.
@@ -107,7 +107,7 @@ async fn trace(arguments: &TraceArgs, answer: StreamedResponse, out: &mut dyn Wr
             _ = int.recv() => break None,
             _ = term.recv() => break None,
             () = &mut end => break None,
-            line = tokio::time::timeout(PATIENCE, answer.next_line()) => line,
+            line = tokio::time::timeout(TIMEOUT, answer.next_line()) => line,
         };
         let Ok(line) = line else { break Some("the agent is silent".to_owned()) };
         let Some(line) = line.context("reading the trace")? else { break Some("the agent has ended".into()) };
@@ -135,7 +135,7 @@ fn ask(arguments: &TraceArgs) -> anyhow::Result<StreamedResponse> {
         .append_pair("payload", &payload.to_string())
         .finish();
     let path = format!("/v1/trace?{query}");
-    let question = StatusRequest { method: "GET", path: &path, fields: &[], body: &[], patience: PATIENCE };
+    let question = StatusRequest { method: "GET", path: &path, fields: &[], body: &[], timeout: TIMEOUT };
     let answer = open(&agent.run()?, &question)?;
     let status = answer.status;
     if status == 200 {
@@ -216,7 +216,9 @@ impl TraceOutput {
                         "--- {frames} frames were lost, because they arrived faster than the agent could read them"
                     )?;
                 }
-                self.capture.iter_mut().for_each(|capture| capture.lose(frames));
+                if let Some(capture) = &mut self.capture {
+                    capture.lose(frames);
+                }
             }
             TraceLine::Frame(frame) => {
                 self.tally.count(&frame);

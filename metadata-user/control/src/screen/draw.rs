@@ -184,7 +184,11 @@ impl Page<'_> {
         match pages {
             None => self.line(&format!("Asking for {name} ..."), Style::new()),
             Some([]) => self.line(&format!("No VM is called {name} any more."), self.look.strong()),
-            Some(pages) => pages.iter().for_each(|page| self.vm_page(page)),
+            Some(pages) => {
+                for page in pages {
+                    self.vm_page(page);
+                }
+            }
         }
     }
 
@@ -427,9 +431,9 @@ impl Page<'_> {
         let drops: Vec<_> = top
             .drops
             .iter()
-            .map(|drop| match drop.per_second > 0.0 {
-                true => format!("{} {} ({})", drop.reason, count(drop.count), rate(drop.per_second)),
-                false => format!("{} {}", drop.reason, count(drop.count)),
+            .map(|drop| {
+                let text = format!("{} {}", drop.reason, count(drop.count));
+                if drop.per_second > 0.0 { format!("{text} ({})", rate(drop.per_second)) } else { text }
             })
             .collect();
         let style = if grows { self.look.bad() } else { Style::new() };

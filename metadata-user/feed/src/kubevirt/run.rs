@@ -26,7 +26,7 @@ use crate::{FeedError, FeedEvent};
 /// Most events of a watch that wait for the feed; a full queue makes the watch wait.
 const QUEUE: usize = 256;
 /// How long a start waits for the API server's list. The agent then serves the VMIs of the kept file.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the feed then waits for launcher discovery. Reporting [`FeedEvent::Synced`] earlier would release taps the
 /// previous agent left closed.
 const LOOKS: Duration = Duration::from_secs(60);
@@ -201,7 +201,7 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
         unlisted,
         waiting: Vec::new(),
         synced: false,
-        patience: now + PATIENCE,
+        sync_by: now + LIST_TIMEOUT,
         kept,
         saves,
         keep_at: None,
@@ -234,7 +234,7 @@ struct Run {
     waiting: Vec<(String, oneshot::Sender<()>)>,
     synced: bool,
     /// When to publish [`FeedEvent::Synced`] at the latest.
-    patience: Instant,
+    sync_by: Instant,
     kept: Option<PathBuf>,
     saves: SaveQueue,
     keep_at: Option<Instant>,
@@ -279,7 +279,9 @@ impl Run {
         match kept::read(path) {
             Ok(vmis) => {
                 let now = std::time::Instant::now();
-                vmis.into_iter().for_each(|vmi| self.core.applied(VmiOrigin::Kept, vmi, now));
+                for vmi in vmis {
+                    self.core.applied(VmiOrigin::Kept, vmi, now);
+                }
                 self.core.has_changed();
             }
             Err(error) => {
@@ -421,8 +423,8 @@ impl Run {
     /// Publishes [`FeedEvent::Synced`] once, after everything that existed at the start.
     async fn sync(&mut self) -> Result<(), ReceiverDropped> {
         let now = Instant::now();
-        let listed = self.unlisted.is_empty() || now >= self.patience;
-        let looked = self.core.is_settled() || now >= self.patience + LOOKS;
+        let listed = self.unlisted.is_empty() || now >= self.sync_by;
+        let looked = self.core.is_settled() || now >= self.sync_by + LOOKS;
         if !self.synced && listed && looked {
             self.synced = true;
             self.tx.publish(FeedEvent::Synced).await.map_err(|_| ReceiverDropped)?;
@@ -451,13 +453,12 @@ impl Run {
     fn due(&self) -> Instant {
         let core = self.core.deadline().map(Instant::from_std);
         let keep = self.keep_at;
-        let patience = [self.patience, self.patience + LOOKS]
-            .into_iter()
-            .find(|at| !self.synced && *at > Instant::now());
+        let sync =
+            [self.sync_by, self.sync_by + LOOKS].into_iter().find(|at| !self.synced && *at > Instant::now());
         let job = self.core.next_job_at().filter(|_| self.translating.is_none()).map(Instant::from_std);
         let far = Instant::now() + Duration::from_secs(3_600);
         let (shares, sweep) = (self.shares_at, Some(self.sweep_at));
-        [core, keep, patience, job, shares, sweep].into_iter().flatten().fold(far, Instant::min)
+        [core, keep, sync, job, shares, sweep].into_iter().flatten().fold(far, Instant::min)
     }
 }
 
@@ -576,7 +577,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::{
-        Core, Instant, Launchers, PATIENCE, Pauses, PodEvent, PodUid, PodsError, Publisher, Reports, Run,
+        Core, Instant, LIST_TIMEOUT, Launchers, Pauses, PodEvent, PodUid, PodsError, Publisher, Reports, Run,
         SPREAD, SWEEP_EVERY, SaveQueue, WatchPacing,
     };
     use crate::FeedEvent;
@@ -623,7 +624,7 @@ mod tests {
             unlisted: BTreeSet::new(),
             waiting: Vec::new(),
             synced: false,
-            patience: Instant::now() + PATIENCE,
+            sync_by: Instant::now() + LIST_TIMEOUT,
             kept: None,
             saves: SaveQueue::default(),
             keep_at: None,

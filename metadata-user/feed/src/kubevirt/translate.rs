@@ -100,15 +100,16 @@ pub fn translate(
         return VmiTranslation { outcome: TranslationOutcome::Unserved, problems: first_of(problems), inlet };
     }
     let found = data(&DataSources { vmi, read, options }, &mut problems);
-    let record = match problems.iter().any(VmiProblem::withholds) {
-        true => None,
-        false => match record(vmi, &nics, found, options, limits, &mut problems) {
+    let record = if problems.iter().any(VmiProblem::withholds) {
+        None
+    } else {
+        match record(vmi, &nics, found, options, limits, &mut problems) {
             Ok(record) => Some(record),
             Err(reason) => {
                 problems.push(VmiProblem::Record(reason));
                 None
             }
-        },
+        }
     };
     let outcome = match record {
         Some(record) => TranslationOutcome::Record(Box::new(record)),
@@ -140,7 +141,9 @@ fn record(
         && record.credentials.resolve(Credential::ServiceAccount, &token).is_err()
     {
         problems.push(VmiProblem::Token);
-        record.credentials.service_account.iter_mut().for_each(|account| account.token = None);
+        if let Some(account) = &mut record.credentials.service_account {
+            account.token = None;
+        }
     }
     Ok(record)
 }

@@ -334,7 +334,9 @@ impl Composition {
     fn record_without(&self, without: Option<usize>) -> Value {
         let mut record = self.implied.clone();
         let parts = self.parts.iter().enumerate().filter(|(part, _)| Some(*part) != without);
-        parts.filter_map(|(_, part)| part.clone()).for_each(|part| merge(&mut record, part));
+        for part in parts.filter_map(|(_, part)| part.clone()) {
+            merge(&mut record, part);
+        }
         // libvirt decides the domain's identity: `null` removes an owner, so that the UUID is the owner.
         merge(&mut record, json!({"schema": "vmrecord/1", "vm": {"uuid": self.uuid, "owner": null}}));
         name_nics(&mut record);

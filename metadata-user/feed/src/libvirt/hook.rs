@@ -28,7 +28,7 @@ use crate::record_part;
 use crate::state::private_file;
 
 /// Longest run of the hook; the domain waits for it.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The widest limits of a record. The agent's configuration decides how much of them applies.
 const LIMITS: RecordLimits = RecordLimits {
@@ -97,11 +97,11 @@ pub fn is_asked(words: impl IntoIterator<Item = OsString>) -> bool {
     words.into_iter().nth(1).is_some_and(|verb| verb == VERB)
 }
 
-/// Runs the hook's action and logs the result. Ends the process after [`PATIENCE`].
+/// Runs the hook's action and logs the result. Ends the process after [`TIMEOUT`].
 pub fn run(arguments: &HookArgs) {
     let log = Log::new(Path::new(SYSLOG), &arguments.guest.to_string_lossy());
     let watched = std::thread::Builder::new().spawn(|| {
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(TIMEOUT);
         std::process::exit(0);
     });
     if let Err(error) = watched {
@@ -249,7 +249,9 @@ fn described(is: &str, record: &Record) -> String {
 fn tell(is_new: bool, text: &str, warnings: impl Iterator<Item = String>, log: &Log) {
     let say = |severity, text: &str| if is_new { log.say(severity, text) } else { log.print(text) };
     say(Severity::Info, text);
-    warnings.for_each(|warning| say(Severity::Warning, &warning));
+    for warning in warnings {
+        say(Severity::Warning, &warning);
+    }
 }
 
 /// True if no agent serves what is in this run directory. A socket that this program may not enter tells nothing.

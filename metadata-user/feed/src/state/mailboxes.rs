@@ -420,9 +420,10 @@ enum Claim {
 impl FormerRecords {
     /// Notes a record that had this UUID and no owner besides.
     pub fn note(&mut self, uuid: &str, source: RecordSource, key: &str) {
-        let claim = match source.is_of_tenants() {
-            true => Claim::Tenant(source, vm_of(key).to_owned()),
-            false => Claim::Operator,
+        let claim = if source.is_of_tenants() {
+            Claim::Tenant(source, vm_of(key).to_owned())
+        } else {
+            Claim::Operator
         };
         let known = self.0.entry(uuid.to_owned()).or_insert_with(|| claim.clone());
         if *known != claim {

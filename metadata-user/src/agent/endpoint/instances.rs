@@ -67,7 +67,7 @@ const OPENAPI: &str = include_str!("instances/openapi.json");
 /// Shared by all requests that change instances.
 #[derive(Debug)]
 pub(crate) struct Registrar {
-    shelf: RegistrationStore,
+    store: RegistrationStore,
     limits: ArcSwap<RecordLimits>,
     /// Held during a change.
     turn: Mutex<()>,
@@ -78,7 +78,7 @@ impl Registrar {
     /// Stores records below the state directory of the configuration.
     pub(crate) fn new(config: &Config) -> Arc<Self> {
         Arc::new(Self {
-            shelf: RegistrationStore::below(config.state.as_deref()),
+            store: RegistrationStore::below(config.state.as_deref()),
             limits: ArcSwap::from_pointee(config.record_limits()),
             turn: Mutex::default(),
             waits: Semaphore::new(WAITS),
@@ -92,7 +92,7 @@ impl Registrar {
 
     /// Where records are stored.
     pub(crate) fn shelf(&self) -> RegistrationStore {
-        self.shelf.clone()
+        self.store.clone()
     }
 }
 
@@ -269,8 +269,8 @@ impl ChangeRequest {
         };
         let changes = change != RegistrationOutcome::Unchanged;
         if changes {
-            let (shelf, id) = (registrar.shelf.clone(), id.clone());
-            blocking(move || shelf.put(&id, json)).await?.map_err(|error| not_kept(&error))?;
+            let (store, id) = (registrar.store.clone(), id.clone());
+            blocking(move || store.put(&id, json)).await?.map_err(|error| not_kept(&error))?;
         }
         let (about, vm) = (id.clone(), record.owner());
         let ask = |reply| ControlRequest::Instances(InstanceRequest::Put { id: about, tagged, reply });
@@ -290,8 +290,8 @@ impl ChangeRequest {
             .ask_in_turn(|reply| ControlRequest::Instances(InstanceRequest::Tag { id: about, reply }))
             .await?;
         conditions.check(&id, former.as_deref())?;
-        let (shelf, about) = (registrar.shelf.clone(), id.clone());
-        blocking(move || shelf.remove(&about)).await?.map_err(|error| not_kept(&error))?;
+        let (store, about) = (registrar.store.clone(), id.clone());
+        blocking(move || store.remove(&about)).await?.map_err(|error| not_kept(&error))?;
         if former.is_some() {
             let about = id.clone();
             agent

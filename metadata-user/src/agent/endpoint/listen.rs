@@ -46,9 +46,7 @@ pub(crate) enum Peer {
     Network,
     /// A process of this machine, by its credentials (unix(7), `SO_PEERCRED`).
     Process {
-        /// Its user ID.
         uid: u32,
-        /// Its group ID.
         gid: u32,
         /// Its PID, if it is visible in the agent's PID namespace.
         pid: Option<i32>,
@@ -137,28 +135,15 @@ pub(crate) enum SocketError {
     #[error(
         "cannot create the run directory {}: {source}; --run names another{}", path.display(), unit_hint(source)
     )]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    Directory { path: PathBuf, source: io::Error },
     /// Other users could replace the socket.
     #[error(
         "the run directory {} has mode {mode:03o}: expected a directory that no other user may write to; run chmod 0700 on it, or name another with --run", path.display()
     )]
-    Open {
-        /// The directory.
-        path: PathBuf,
-        /// Its mode.
-        mode: u32,
-    },
+    Open { path: PathBuf, mode: u32 },
     /// Another agent listens there.
     #[error("another agent serves with the run directory {}; --run gives this one its own", path.display())]
-    Taken {
-        /// The directory.
-        path: PathBuf,
-    },
+    Taken { path: PathBuf },
     /// The configured group does not exist.
     #[error("api.group: expected the name of a group in /etc/group, or its number, found `{name}`")]
     NoGroup {
@@ -172,17 +157,11 @@ pub(crate) enum SocketError {
     Group {
         /// The directory or the socket.
         path: PathBuf,
-        /// The system's error.
         source: io::Error,
     },
     /// The socket cannot be created.
     #[error("cannot listen on {}: {source}; --run names another directory{}", path.display(), unit_hint(source))]
-    Bind {
-        /// The socket.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    Bind { path: PathBuf, source: io::Error },
 }
 
 /// The path of a listening socket. Dropping it removes the socket, unless another agent has replaced it.

@@ -74,10 +74,12 @@ impl Collector {
     pub fn open(config: &AuditConfig, workers: usize) -> anyhow::Result<Self> {
         let writer = AuditTarget::of(config).map(Writer::start).transpose()?;
         let log = writer.map(|writer| Log { who: HashMap::new(), writer, queue_full: 0 });
-        let reel = |_| TurnTape { tape: Tape::new(config.sample), fresh: Vec::new() };
-        let tapes: Vec<_> = (0..workers).map(reel).collect();
+        let turns = |_| TurnTape { tape: Tape::new(config.sample), fresh: Vec::new() };
+        let tapes: Vec<_> = (0..workers).map(turns).collect();
         if log.is_some() {
-            tapes.iter().for_each(|reel| reel.tape.turn_on());
+            for turns in &tapes {
+                turns.tape.turn_on();
+            }
         }
         Ok(Self { tapes, log, following: None })
     }
@@ -85,7 +87,7 @@ impl Collector {
     /// The tape of a worker.
     #[must_use]
     pub fn tape(&self, worker: usize) -> Option<Arc<Tape>> {
-        self.tapes.get(worker).map(|reel| Arc::clone(&reel.tape))
+        self.tapes.get(worker).map(|turns| Arc::clone(&turns.tape))
     }
 
     /// True while answers are recorded, and [`collect`](Self::collect) has to be called.
@@ -100,11 +102,13 @@ impl Collector {
         self.log.is_some()
     }
 
-    /// Follows the guests until [`FOLLOW_FOR`](FOLLOW_FOR) after the last call.
+    /// Follows the guests until [`FOLLOW_FOR`] after the last call.
     pub fn follow(&mut self, now: Instant) -> &FollowedGuests {
         self.collect(now);
         if self.following.is_none() {
-            self.tapes.iter().for_each(|reel| reel.tape.turn_on());
+            for turns in &self.tapes {
+                turns.tape.turn_on();
+            }
         }
         let following = self.following.get_or_insert_with(|| FollowedGuests::new(now));
         following.renew(now);
@@ -130,9 +134,9 @@ impl Collector {
     /// following if nobody has renewed it.
     pub fn collect(&mut self, now: Instant) {
         let Self { tapes, log, following } = self;
-        for reel in tapes {
+        for turns in tapes {
             let (mut chunk, mut lines) = (Vec::new(), 0);
-            reel.take(|entry, took| {
+            turns.take(|entry, took| {
                 if let Some(following) = following.as_mut() {
                     following.note(entry, took, now);
                 }
@@ -166,7 +170,9 @@ impl Collector {
 
     /// Reopens the file, which may have been renamed.
     pub fn reopen(&self) {
-        self.log.iter().for_each(|log| log.writer.reopen());
+        if let Some(log) = &self.log {
+            log.writer.reopen();
+        }
     }
 
     /// Lines by outcome; `None` without a log.
@@ -174,7 +180,7 @@ impl Collector {
     pub fn counts(&self) -> Option<AuditCounts> {
         let log = self.log.as_ref()?;
         let (written, write_failed) = log.writer.counts();
-        let tapes = || self.tapes.iter().map(|reel| &reel.tape);
+        let tapes = || self.tapes.iter().map(|turns| &turns.tape);
         Some(AuditCounts {
             written,
             sampled: tapes().map(|tape| tape.left_out()).sum(),

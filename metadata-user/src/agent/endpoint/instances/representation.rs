@@ -58,9 +58,10 @@ pub(super) async fn read(
     let is_json = is_json(head)?;
     let bytes = to_bytes(body, BODY_MAX).await.map_err(|error| {
         let error: &dyn std::error::Error = &error;
-        match error.source().is_some_and(|source| source.is::<http_body_util::LengthLimitError>()) {
-            true => too_large(BODY_MAX),
-            false => bad_request("a complete record", "a truncated one"),
+        if error.source().is_some_and(|source| source.is::<http_body_util::LengthLimitError>()) {
+            too_large(BODY_MAX)
+        } else {
+            bad_request("a complete record", "a truncated one")
         }
     })?;
     let within = RecordLimits { record_bytes: BODY_MAX, ..limits.clone() };
@@ -116,9 +117,10 @@ fn parse(
 
 /// True if the text is a mapping, though not a valid record.
 fn is_mapping(json: bool, text: &str) -> bool {
-    match json {
-        true => parser::json::<Map<String, Value>>(text).is_ok(),
-        false => parser::yaml::<Map<String, Value>>(text).is_ok(),
+    if json {
+        parser::json::<Map<String, Value>>(text).is_ok()
+    } else {
+        parser::yaml::<Map<String, Value>>(text).is_ok()
     }
 }
 
@@ -135,10 +137,10 @@ pub(super) fn shown(record: &Record) -> (Value, Vec<String>) {
             Value::Object(fields) => fields.values().any(|value| !value.is_null()),
             _ => true,
         };
-        match SHOWN.contains(&field.as_str()) {
-            true => drop(shown.insert(field, value)),
-            false if is_there => withheld.push(field),
-            false => {}
+        if SHOWN.contains(&field.as_str()) {
+            shown.insert(field, value);
+        } else if is_there {
+            withheld.push(field);
         }
     }
     (Value::Object(shown), withheld)

@@ -21,64 +21,39 @@ use crate::agent::node::{ClearedData, Node, RegistrationConflict, TaggedRecord};
 pub(crate) enum InstanceRequest {
     /// The instances after a name, of one source or of all.
     List {
-        /// The source.
         source: Option<RecordSource>,
         /// The name; `None` for the first page.
         after: Option<RecordId>,
-        /// The answer.
         reply: oneshot::Sender<Page>,
     },
     /// An instance, and its last valid record.
-    Look {
-        /// The name of the record.
-        id: RecordId,
-        /// The answer.
-        reply: oneshot::Sender<Option<(Instance, Option<Arc<Record>>)>>,
-    },
+    Look { id: RecordId, reply: oneshot::Sender<Option<(Instance, Option<Arc<Record>>)>> },
     /// The entity tag of a registered record.
-    Tag {
-        /// The name of the record.
-        id: RecordId,
-        /// The answer.
-        reply: oneshot::Sender<Option<Arc<str>>>,
-    },
+    Tag { id: RecordId, reply: oneshot::Sender<Option<Arc<str>>> },
     /// The entity tag of a registered record, and whether another may replace it.
     Check {
-        /// The name of the record.
         id: RecordId,
-        /// The record.
         record: Arc<Record>,
         /// Whether the client will wait until the ports of the record are attached.
         waits: bool,
-        /// The answer.
         reply: oneshot::Sender<CheckedRegistration>,
     },
     /// Registers a record.
-    Put {
-        /// The name of the record.
-        id: RecordId,
-        /// The record.
-        tagged: TaggedRecord,
-        /// The instance.
-        reply: oneshot::Sender<Instance>,
-    },
+    Put { id: RecordId, tagged: TaggedRecord, reply: oneshot::Sender<Instance> },
     /// Removes a record.
     Remove {
-        /// The name of the record.
         id: RecordId,
         /// Sent once the record is removed.
         reply: oneshot::Sender<()>,
     },
     /// Removes what the guest of a record's VM wrote.
     Clear {
-        /// The name of the record.
         id: RecordId,
         /// The result; `None` if there is no such record.
         reply: oneshot::Sender<Option<ClearedData>>,
     },
     /// Waits until all ports of a record are attached. No answer comes if the record is removed before.
     Wait {
-        /// The name of the record.
         id: RecordId,
         /// The instance, once attached.
         reply: oneshot::Sender<Instance>,
