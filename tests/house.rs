@@ -29,7 +29,7 @@ const OTHER_PARSERS: [(&str, &str); 18] = [
         "documents that the agent rendered itself; long strings are not in them",
     ),
     ("content/src/token.rs", "the key file in the agent's own directory"),
-    ("control/src/instances/client.rs", "answers of the agent, read by its verbs"),
+    ("control/src/instances.rs", "answers of the agent, read by its verbs"),
     ("control/src/status.rs", "answers of the agent, read by its verbs"),
     ("control/src/top.rs", "answers of the agent, read by its verbs"),
     ("feed/src/libvirt/domain.rs", "XML within XML_BYTES and XML_NODES, without document types"),
@@ -44,9 +44,9 @@ const OTHER_PARSERS: [(&str, &str); 18] = [
     ("src/agent/registration_store.rs", "the agent's own files; the record in them goes through the parser"),
     ("src/verbs/doctor/gather/room.rs", "the agent's status, read by its verb"),
     ("src/verbs/trace.rs", "lines of the agent, read by its verbs"),
-    ("src/verbs/which.rs", "answers of the agent, read by its verbs"),
+    ("src/verbs/options.rs", "answers of the agent, read by its verbs"),
     ("feed/src/state/asked_dialects.rs", "the agent's own file, with a limit of bytes for each line"),
-    ("feed/src/state/state_file.rs", "the agent's own files, with a limit of bytes for each line"),
+    ("feed/src/state.rs", "the agent's own files, with a limit of bytes for each line"),
     ("feed/src/state/mailboxes.rs", "the agent's own file, with a limit of bytes"),
 ];
 
@@ -270,13 +270,13 @@ fn the_imports_of_modules_form_no_circle() {
 /// Files that may write to standard output or standard error, and why that is safe.
 const PRINTERS: [(&str, &str); 7] = [
     ("metadata-user/src/output.rs", "it escapes what it writes"),
-    ("metadata-user/src/logging.rs", "its lines are `Printable`, or JSON that `audit/json.rs` escapes"),
+    ("metadata-user/src/logging.rs", "its lines are `Printable`, or JSON that `audit::write_json` escapes"),
     (
         "metadata-user/control/src/screen/terminal.rs",
         "it writes cells, which `draw` fills with printable characters",
     ),
-    ("metadata-user/src/service/audit/write.rs", "it writes lines of `audit/json.rs`, which escapes them"),
-    ("metadata-user/feed/src/libvirt/syslog.rs", "it writes `Printable`"),
+    ("metadata-user/src/service/audit.rs", "it writes JSON that it has escaped"),
+    ("metadata-user/feed/src/libvirt/hook.rs", "it writes `Printable`"),
     ("metadata-user/datapath/src/afxdp/model.rs", "it prints the seed of a test"),
     ("metadata-user/signer/src/openssl.rs", "it is a module of tests"),
 ];

@@ -1,23 +1,29 @@
 //! Delivers messages from guests to sinks.
 
-mod file;
 #[cfg(test)]
-mod queue_tests;
-mod unix;
-
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
-use std::time::Duration;
+mod tests;
 
 use bytes::Bytes;
-use tokio::sync::Semaphore;
-use tokio::task::{Id, JoinSet};
-
+use http_body_util::Full;
+use hyper::Request;
+use hyper::client::conn::http1;
+use hyper::header::{CONNECTION, CONTENT_TYPE, HOST};
+use hyper_util::rt::TokioIo;
 use metadata_content::record::Sink;
 use metadata_content::sink::{Message, Outbox};
+use metadata_feed::state::private_file::PRIVATE;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs::OpenOptions;
+use std::io;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-
-pub use file::FILE_BYTES as SINK_FILE_BYTES;
+use tokio::task::{Id, JoinSet};
 
 /// Attempts to deliver a message to a socket.
 const TRIES: u32 = 2;
@@ -34,20 +40,20 @@ pub(super) enum SinkError {
     #[error(
         "expected to append to the file, found: {0}; check its path and permissions; the package's unit lets the agent write to /var/log/xdp-imds, and for another directory add `ReadWritePaths=` by `systemctl edit xdp-imds`"
     )]
-    File(std::io::Error),
+    File(io::Error),
     #[error("expected a regular file, found another kind; name a file, or `unix:` and a socket")]
     NotAFile,
-    #[error("expected a file below {limit} bytes, found it full; rotate it", limit = file::FILE_BYTES)]
+    #[error("expected a file below {limit} bytes, found it full; rotate it", limit = SINK_FILE_BYTES)]
     Full,
     #[error("expected a receiver that listens, found: {0}; start the receiver")]
-    Socket(std::io::Error),
+    Socket(io::Error),
     #[error("expected an answer to a POST, found: {0}; check that the receiver speaks HTTP/1.1")]
     Http(hyper::Error),
     #[error("expected a valid request path, found: {0}; check the path")]
     Request(hyper::http::Error),
     #[error("expected a 2xx answer, found {0}; read the receiver's log")]
     Status(hyper::StatusCode),
-    #[error("expected an answer in {limit} s, found none; read the receiver's log", limit = unix::TIMEOUT.as_secs())]
+    #[error("expected an answer in {limit} s, found none; read the receiver's log", limit = TIMEOUT.as_secs())]
     Late,
 }
 
@@ -154,15 +160,15 @@ impl<F: Fn(Box<Message>) -> D, D: Future<Output = Result<(), SinkError>> + Send 
 async fn deliver_one(message: Box<Message>) -> Result<(), SinkError> {
     let json = Bytes::from(message.json());
     let taken = match message.sink() {
-        Sink::File(path) => file::append(path, json).await,
+        Sink::File(path) => append(path, json).await,
         Sink::Unix { socket, path } => {
-            let mut taken = unix::post(socket, path, json.clone()).await;
+            let mut taken = post(socket, path, json.clone()).await;
             for _ in 1..TRIES {
                 if taken.is_ok() {
                     break;
                 }
                 tokio::time::sleep(RETRY_PAUSE).await;
-                taken = unix::post(socket, path, json.clone()).await;
+                taken = post(socket, path, json.clone()).await;
             }
             taken
         }
@@ -171,45 +177,59 @@ async fn deliver_one(message: Box<Message>) -> Result<(), SinkError> {
     taken
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Mutex};
+// Sinks that are files.
 
-    use metadata_content::mailbox::Mailbox;
-    use metadata_content::record::Sink;
-    use metadata_content::record::vm::Sinks;
-    use metadata_content::sink::MessageKind;
+/// Maximum size of a sink's file, in bytes (16 MiB), so that guests cannot fill the disk.
+pub const SINK_FILE_BYTES: u64 = 16 << 20;
 
-    use super::{Message, Queues, outbox};
+/// Appends one line, on a thread for blocking calls.
+async fn append(path: &Path, line: Bytes) -> Result<(), SinkError> {
+    let path = PathBuf::from(path);
+    let written = tokio::task::spawn_blocking(move || append_line(&path, &line));
+    written.await.map_err(|error| SinkError::File(io::Error::other(error)))?
+}
 
-    #[tokio::test]
-    async fn a_panic_in_one_delivery_does_not_stop_the_messages_behind_it() {
-        let (outbox, mut deliveries) = outbox();
-        let mailbox = Mailbox::new("", &outbox);
-        let sinks = Sinks { events: Some(Box::new(Sink::File("/sink".into()))), ..Sinks::default() };
-        let arrived = Arc::new(Mutex::new(Vec::new()));
-        let arrivals = Arc::clone(&arrived);
-        let mut queues = Queues::new(move |message: Box<Message>| {
-            let arrivals = Arc::clone(&arrivals);
-            async move {
-                let json: serde_json::Value = serde_json::from_str(&message.json()).expect("JSON");
-                assert_ne!(json["body"], "fault", "as meant");
-                arrivals.lock().expect("sound").push(json["body"].clone());
-                Ok(())
-            }
-        });
-        for body in ["first", "fault", "last"] {
-            mailbox.send(&sinks, MessageKind::Event, body.as_bytes(), 0);
-            queues.push(deliveries.queue.try_recv().expect("a message"));
-        }
-        while let Some(done) = queues.tasks.join_next_with_id().await {
-            match done {
-                Ok((id, taken)) => queues.ended(id, Some(taken)),
-                Err(error) => queues.ended(error.id(), None),
-            }
-        }
-        assert_eq!(*arrived.lock().expect("sound"), ["first", "last"]);
-        assert_eq!(outbox.counts().waiting, 0, "the message still counts as waiting");
-        assert!(queues.waiting.is_empty() && queues.sinks.is_empty(), "an empty queue is kept");
+/// Creates the file with mode 0600 if it does not exist.
+fn append_line(path: &Path, line: &[u8]) -> Result<(), SinkError> {
+    let line = [line, b"\n"].concat();
+    let mut options = OpenOptions::new();
+    // Without O_NONBLOCK, open(2) of a FIFO without a reader waits for ever.
+    options.append(true).create(true).mode(PRIVATE).custom_flags(libc::O_NONBLOCK);
+    let mut file = options.open(path).map_err(SinkError::File)?;
+    let status = file.metadata().map_err(SinkError::File)?;
+    if !status.is_file() {
+        return Err(SinkError::NotAFile);
     }
+    if status.len() + line.len() as u64 > SINK_FILE_BYTES {
+        return Err(SinkError::Full);
+    }
+    file.write_all(&line).map_err(SinkError::File)
+}
+
+// Sinks that are HTTP servers on a Unix socket.
+//
+// The client is hyper's, because the agent already contains hyper as an HTTP server.
+
+/// Time limit for one attempt, from the connection to the head of the answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Sends one POST and waits for a 2xx.
+async fn post(socket: &Path, path: &str, json: Bytes) -> Result<(), SinkError> {
+    tokio::time::timeout(TIMEOUT, exchange(socket, path, json)).await.unwrap_or(Err(SinkError::Late))
+}
+
+async fn exchange(socket: &Path, path: &str, json: Bytes) -> Result<(), SinkError> {
+    let request = Request::post(path)
+        .header(HOST, "localhost")
+        .header(CONTENT_TYPE, "application/json")
+        .header(CONNECTION, "close")
+        .body(Full::new(json))
+        .map_err(SinkError::Request)?;
+    let stream = UnixStream::connect(socket).await.map_err(SinkError::Socket)?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(SinkError::Http)?;
+    // This task runs the connection. It ends when the set is dropped, on every path out of this function.
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
+    let status = sender.send_request(request).await.map_err(SinkError::Http)?.status();
+    if status.is_success() { Ok(()) } else { Err(SinkError::Status(status)) }
 }

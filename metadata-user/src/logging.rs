@@ -5,7 +5,7 @@ use std::io;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::service::audit::write;
+use crate::service::audit::write_json;
 use clap::ValueEnum;
 use metadata_common::printable::Printable;
 use serde::{Deserialize, Serialize};
@@ -286,7 +286,7 @@ fn json_line(event: &Event<'_>) -> Result<String, fmt::Error> {
     };
     event.record(&mut line);
     let mut text = Vec::new();
-    write::write(&mut text, &line).map_err(|_| fmt::Error)?;
+    write_json(&mut text, &line).map_err(|_| fmt::Error)?;
     String::from_utf8(text).map_err(|_| fmt::Error)
 }
 

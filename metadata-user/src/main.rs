@@ -17,12 +17,11 @@ use metadata_user::agent::{self, preflight};
 use metadata_user::config::{self, Config};
 use metadata_user::logging::{FILTER_VARIABLE, FORMAT_VARIABLE, LogFilter, LogFormat, LogHandle};
 use metadata_user::output;
-use metadata_user::verbs::exit::{self, Exit, ExitError};
-use metadata_user::verbs::options::ConfigOverrides;
+use metadata_user::verbs::options::{self, ConfigOverrides};
 #[cfg(feature = "kubevirt")]
 use metadata_user::verbs::webhook;
 use metadata_user::verbs::{
-    check, doctor, explain, export, identity, instances, pages, release, top, trace, which,
+    self, Exit, ExitError, check, doctor, explain, export, identity, instances, pages, release, top, trace,
 };
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -87,7 +86,7 @@ enum Verb {
     /// the privileges of `serve`.
     Release {
         #[command(flatten)]
-        agent: which::Agent,
+        agent: options::Agent,
         /// The directory of pins [default: the agent's, or /sys/fs/bpf/xdp-imds].
         #[arg(long, value_name = "DIR")]
         pins: Option<PathBuf>,
@@ -122,10 +121,10 @@ enum Verb {
     /// The first line says whether anything is to be mended; so does the exit code.
     Status {
         /// Show only this guest, named by its port, its MAC, the name or UUID of its VM, or its record.
-        #[arg(value_name = which::GUEST)]
+        #[arg(value_name = options::GUEST)]
         guest: Option<String>,
         #[command(flatten)]
-        agent: which::Agent,
+        agent: options::Agent,
         /// Show every port, not only those that are not attached.
         #[arg(long, conflicts_with = "guest")]
         all: bool,
@@ -405,7 +404,7 @@ fn described(error: &anyhow::Error) -> String {
 
 /// The command with its exit codes.
 fn command() -> clap::Command {
-    exit::document(Cli::command())
+    verbs::with_exit_codes(Cli::command())
 }
 
 fn main() -> ExitCode {

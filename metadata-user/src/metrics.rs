@@ -2,22 +2,14 @@
 //! (<https://prometheus.io/docs/instrumenting/exposition_formats/>, version 0.0.4).
 //!
 //! [`render`] is a pure function: the server of `/metrics` gathers a [`Snapshot`] and sends the rendered text.
-//! Each module adds its metric families to one [`Exposition`].
+//! Each section adds its metric families to one [`Exposition`].
 
-mod exposition;
-mod hubs;
 mod node;
-mod process;
-mod requests;
 
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use crate::service::WorkerCounts;
-use crate::service::audit::AuditCounts;
+use metadata_common::printable::is_printable;
 use metadata_common::share::ShareReport;
 use metadata_content::identity::IdentityCounts;
 use metadata_content::sink::SinkCounts;
@@ -26,11 +18,16 @@ use metadata_datapath::worker::WorkerStats;
 use metadata_feed::memory_budget::Usage;
 use metadata_feed::state::mailboxes::MailboxCounts;
 use metadata_steer::{AttachmentCheck, HubLosses};
+use node::Hubs;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use std::{fmt, fs};
 
 use crate::identity::SignerReport;
-pub use exposition::{Exposition, MetricType};
-use hubs::Hubs;
-pub use process::ProcessMetrics;
+use crate::service::audit::AuditCounts;
+use crate::service::{BOUNDS_NS, Latencies, WaitEnd, WaitReason, WorkerCounts};
 
 /// The `Content-Type` of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -187,10 +184,10 @@ pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
         node::identity(report, counts, &mut out);
     }
     node::errands(&snapshot.errands, &mut out);
-    requests::answers(snapshot.tallies, &mut out);
-    requests::waits(snapshot.tallies, &mut out);
-    if let Some(audit) = &snapshot.audit {
-        requests::audit(audit, &mut out);
+    answers(snapshot.tallies, &mut out);
+    waits(snapshot.tallies, &mut out);
+    if let Some(lines) = &snapshot.audit {
+        audit(lines, &mut out);
     }
     let numbers: Vec<String> = snapshot.hubs.iter().map(|hub| hub.number.to_string()).collect();
     let hubs = Hubs { hubs: snapshot.hubs, numbers: &numbers };
@@ -202,4 +199,284 @@ pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
         process.expose(&mut out);
     }
     out.into_text()
+}
+
+// The Prometheus text format.
+
+/// Type of a metric family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricType {
+    /// A value that only grows while the agent runs; the name ends in `_total`.
+    Counter,
+    /// A value that can also decrease.
+    Gauge,
+    /// Counts of values per upper bound, with the sum and the number of all values.
+    Histogram,
+}
+
+/// A time in seconds, to the nanosecond.
+struct Seconds(Duration);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:09}", self.0.as_secs(), self.0.subsec_nanos())
+    }
+}
+
+/// Builder of the text.
+#[derive(Clone, Debug, Default)]
+pub struct Exposition {
+    text: String,
+}
+
+impl Exposition {
+    /// Adds a family: its head, and one line per sample. A sample has labels and a value. A family without samples is
+    /// left out.
+    pub fn family<'a, const N: usize, V: fmt::Display>(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: MetricType,
+        samples: impl IntoIterator<Item = ([(&'a str, &'a str); N], V)>,
+    ) {
+        let mut samples = samples.into_iter().peekable();
+        if samples.peek().is_none() {
+            return;
+        }
+        self.head(name, help, kind);
+        for (labels, value) in samples {
+            self.text.push_str(name);
+            for (i, (label, text)) in labels.into_iter().enumerate() {
+                let open = if i == 0 { '{' } else { ',' };
+                self.line(format_args!("{open}{label}=\"{}\"", Escaped { text, quotes: true }));
+            }
+            let close = if N == 0 { "" } else { "}" };
+            self.line(format_args!("{close} {value}\n"));
+        }
+    }
+
+    /// Adds a histogram. `counts` has the number of values in each bucket; the last bucket has no upper bound. `total`
+    /// is the sum of all values.
+    pub fn histogram(
+        &mut self,
+        name: &str,
+        help: &str,
+        bounds: &[Duration],
+        counts: &[u64],
+        total: Duration,
+    ) {
+        debug_assert!(counts.len() == bounds.len() + 1, "one bucket more than bounds");
+        self.head(name, help, MetricType::Histogram);
+        let (mut bounds, mut sum) = (bounds.iter(), 0);
+        for count in counts {
+            sum += count;
+            match bounds.next() {
+                Some(bound) => {
+                    self.line(format_args!("{name}_bucket{{le=\"{}\"}} {sum}\n", bound.as_secs_f64()))
+                }
+                None => self.line(format_args!("{name}_bucket{{le=\"+Inf\"}} {sum}\n")),
+            }
+        }
+        self.line(format_args!("{name}_sum {}\n{name}_count {sum}\n", Seconds(total)));
+    }
+
+    fn head(&mut self, name: &str, help: &str, kind: MetricType) {
+        let kind = match kind {
+            MetricType::Counter => "counter",
+            MetricType::Gauge => "gauge",
+            MetricType::Histogram => "histogram",
+        };
+        let help = Escaped { text: help, quotes: false };
+        self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+    }
+
+    /// Returns the text.
+    #[must_use]
+    pub fn into_text(self) -> String {
+        self.text
+    }
+
+    fn line(&mut self, line: fmt::Arguments<'_>) {
+        let written = self.text.write_fmt(line);
+        debug_assert!(written.is_ok(), "writing to a String does not fail");
+    }
+}
+
+/// Displays a help text or label value. Backslashes and line feeds are escaped, unprintable characters are shown, and
+/// quotes are escaped if `quotes` is true.
+struct Escaped<'a> {
+    text: &'a str,
+    quotes: bool,
+}
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.text.chars() {
+            match c {
+                '\\' => f.write_str("\\\\")?,
+                '\n' => f.write_str("\\n")?,
+                '"' if self.quotes => f.write_str("\\\"")?,
+                c if is_printable(c) => f.write_char(c)?,
+                // As others print it. The backslash is one of the text.
+                c => write!(f, "\\{}", c.escape_unicode())?,
+            }
+        }
+        Ok(())
+    }
+}
+
+// Metrics of the process, under the standard names
+// (<https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>).
+
+/// Resource use of this process, from `/proc/self`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProcessMetrics {
+    /// CPU time of all threads.
+    pub cpu: Duration,
+    /// Resident memory in bytes.
+    pub resident: u64,
+    /// Virtual memory in bytes.
+    pub virtual_size: u64,
+    /// Threads.
+    pub threads: u64,
+    /// Open file descriptors.
+    pub descriptors: u64,
+    /// Limit of open file descriptors; `None` if there is no limit.
+    pub most_descriptors: Option<u64>,
+    /// Start time since the Unix epoch.
+    pub started: Duration,
+}
+
+impl ProcessMetrics {
+    /// Reads `/proc/self`. Returns `None` if that fails.
+    #[must_use]
+    pub fn read() -> Option<Self> {
+        let stat = fs::read_to_string("/proc/self/stat").ok()?;
+        // The command name may hold any character, so fields are counted after it, from field 3 (proc_pid_stat(5)).
+        let (_, fields) = stat.rsplit_once(')')?;
+        let fields: Vec<u64> =
+            fields.split_whitespace().map(|field| field.parse().unwrap_or_default()).collect();
+        let field = |number: usize| fields.get(number - 3).copied();
+        let ticks = rustix::param::clock_ticks_per_second().max(1);
+        let time = |of: u64| {
+            Duration::from_nanos(
+                u64::try_from(u128::from(of) * 1_000_000_000 / u128::from(ticks)).unwrap_or(u64::MAX),
+            )
+        };
+        let uptime = fs::read_to_string("/proc/uptime").ok()?;
+        let uptime = Duration::try_from_secs_f64(uptime.split(' ').next()?.parse().ok()?).ok()?;
+        let age = uptime.saturating_sub(time(field(22)?));
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        Some(Self {
+            cpu: time(field(14)? + field(15)?),
+            resident: field(24)? * rustix::param::page_size() as u64,
+            virtual_size: field(23)?,
+            threads: field(20)?,
+            descriptors: descriptors()?,
+            most_descriptors: rustix::process::getrlimit(rustix::process::Resource::Nofile).current,
+            started: now.saturating_sub(age),
+        })
+    }
+
+    fn expose(&self, out: &mut Exposition) {
+        let none: [(&str, &str); 0] = [];
+        let cpu = [(none, self.cpu.as_secs_f64())];
+        let help = "Time the process has spent on CPUs.";
+        out.family("process_cpu_seconds_total", help, MetricType::Counter, cpu);
+        let started = [(none, self.started.as_secs_f64())];
+        out.family(
+            "process_start_time_seconds",
+            "Start time of the process, in seconds since 1970.",
+            MetricType::Gauge,
+            started,
+        );
+        for (name, help, value) in [
+            ("process_resident_memory_bytes", "Resident memory.", Some(self.resident)),
+            ("process_virtual_memory_bytes", "Virtual memory.", Some(self.virtual_size)),
+            ("process_threads", "Threads.", Some(self.threads)),
+            ("process_open_fds", "Open file descriptors.", Some(self.descriptors)),
+            ("process_max_fds", "Limit of open file descriptors.", self.most_descriptors),
+        ] {
+            out.family(name, help, MetricType::Gauge, value.map(|value| (none, value)));
+        }
+    }
+}
+
+/// Number of open file descriptors. Linux 6.2 and later report it directly; on older kernels the entries are counted.
+fn descriptors() -> Option<u64> {
+    let directory = "/proc/self/fd";
+    match fs::metadata(directory).ok()?.len() {
+        0 => Some(fs::read_dir(directory).ok()?.count() as u64),
+        open => Some(open),
+    }
+}
+
+// Metrics of requests: answers, latency, waiting requests and the audit log.
+
+/// Adds answers by dialect and status, and their latency.
+fn answers(tallies: &[Arc<WorkerCounts>], out: &mut Exposition) {
+    if tallies.is_empty() {
+        return;
+    }
+    let mut counts = BTreeMap::new();
+    for (datasource, code, count) in tallies.iter().flat_map(|tally| tally.answers()) {
+        *counts.entry((datasource.label(), code)).or_insert(0) += count;
+    }
+    let counts: Vec<_> = counts
+        .into_iter()
+        .map(|((datasource, code), count)| {
+            (datasource, if code == 0 { "other".into() } else { code.to_string() }, count)
+        })
+        .collect();
+    out.family(
+        "xdp_imds_requests_total",
+        "Answered requests, by status and dialect (none: no dialect serves the path, or the request is malformed).",
+        MetricType::Counter,
+        counts.iter().map(|(datasource, code, count)| ([("datasource", *datasource), ("code", code.as_str())], *count)),
+    );
+    let Latencies { buckets, total } =
+        tallies.iter().map(|tally| tally.latencies()).fold(Latencies::default(), std::ops::Add::add);
+    out.histogram(
+        "xdp_imds_request_duration_seconds",
+        "Time from the receipt of a request's last byte until its answer is passed to TCP, in steps of the worker's turns.",
+        &BOUNDS_NS.map(Duration::from_nanos),
+        &buckets,
+        total,
+    );
+}
+
+/// Adds requests that wait for their record, for their turn or for a change.
+fn waits(tallies: &[Arc<WorkerCounts>], out: &mut Exposition) {
+    if tallies.is_empty() {
+        return;
+    }
+    let sum = |of: &dyn Fn(&WorkerCounts) -> u64| tallies.iter().map(|tally| of(tally)).sum::<u64>();
+    let now =
+        WaitReason::ALL.map(|reason| ([("reason", reason.label())], sum(&|tally| tally.waiting(reason))));
+    let help =
+        "Complete requests that wait for their record, for their turn under the VM's limit, or for a change.";
+    out.family("xdp_imds_parked_requests", help, MetricType::Gauge, now);
+    let ended = WaitReason::ALL.into_iter().flat_map(|reason| {
+        WaitEnd::ALL.map(|end| {
+            ([("reason", reason.label()), ("outcome", end.label())], sum(&|tally| tally.ended(reason, end)))
+        })
+    });
+    let help = "Ended waits of requests, by reason and outcome.";
+    out.family("xdp_imds_parked_total", help, MetricType::Counter, ended.collect::<Vec<_>>());
+}
+
+/// Adds lines of the audit log by outcome.
+fn audit(counts: &AuditCounts, out: &mut Exposition) {
+    let none: [(&str, &str); 0] = [];
+    let AuditCounts { written, sampled, queue_full, write_failed } = *counts;
+    let help = "Lines written to the audit log.";
+    out.family("xdp_imds_audit_lines_total", help, MetricType::Counter, [(none, written)]);
+    let dropped = [("queue_full", queue_full), ("sampled", sampled), ("write_failed", write_failed)];
+    let help = "Requests that have no line of their own in the audit log, by reason.";
+    out.family(
+        "xdp_imds_audit_dropped_total",
+        help,
+        MetricType::Counter,
+        dropped.map(|(reason, count)| ([("reason", reason)], count)),
+    );
 }

@@ -2,17 +2,286 @@
 
 pub mod check;
 pub mod doctor;
-pub mod exit;
 pub mod explain;
 pub mod export;
 pub mod identity;
 pub mod instances;
 pub mod options;
 pub mod pages;
-mod record_file;
 pub mod release;
 pub mod top;
 pub mod trace;
 #[cfg(feature = "kubevirt")]
 pub mod webhook;
-pub mod which;
+
+use clap::Command;
+use metadata_control::instances::RegistrationError;
+use metadata_control::status::ClientError;
+use metadata_feed::FeedError;
+use metadata_links::error::LinkError;
+use metadata_steer::{PinsError, SteerError};
+use rustix::io::Errno;
+use std::error::Error;
+use std::io;
+use std::process::ExitCode;
+
+use crate::agent::SocketError;
+
+// The exit codes of the command. Each code means one thing, whatever the verb.
+
+/// How the command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// Done, and nothing is to be mended.
+    Done = 0,
+    /// Something is to be mended, or failed.
+    Failure = 1,
+    /// The command line cannot be used. clap exits with this code too.
+    Usage = 2,
+    /// The time limit was over first.
+    Late = 3,
+    /// Another record, change or agent is in the way.
+    Conflict = 4,
+    /// No agent answers.
+    NoAgent = 5,
+    /// A permission is missing.
+    Forbidden = 6,
+    /// The agent knows nothing by this name.
+    Unknown = 7,
+    /// Nobody reads the output any more: what a shell reports of a program that SIGPIPE ends.
+    Closed = 141,
+}
+
+/// An error with an exit code of its own.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct ExitError {
+    exit: Exit,
+    text: String,
+}
+
+impl ExitError {
+    /// An error whose text names the fault and the remedy.
+    #[must_use]
+    pub fn new(exit: Exit, text: impl Into<String>) -> Self {
+        Self { exit, text: text.into() }
+    }
+}
+
+impl Exit {
+    /// Each code.
+    pub const ALL: [Self; 9] = [
+        Self::Done,
+        Self::Failure,
+        Self::Usage,
+        Self::Late,
+        Self::Conflict,
+        Self::NoAgent,
+        Self::Forbidden,
+        Self::Unknown,
+        Self::Closed,
+    ];
+
+    /// What the code means.
+    #[must_use]
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Done => "done, and nothing is to be mended",
+            Self::Failure => "something is to be mended, or failed; the output says what",
+            Self::Usage => "wrong options or arguments; nothing was done",
+            Self::Late => "registered, but not attached in time",
+            Self::Conflict => "another record, change or agent is in the way; nothing was changed",
+            Self::NoAgent => "no agent answers in the run directory",
+            Self::Forbidden => "permission denied",
+            Self::Unknown => "the agent knows nothing by this name",
+            Self::Closed => "standard output was closed early, as by `head`",
+        }
+    }
+
+    /// The codes of a verb that asks an agent, or of one that does not.
+    fn of_verb(verb: &str) -> &'static [Self] {
+        const LOCAL: [Exit; 5] = [Exit::Done, Exit::Failure, Exit::Usage, Exit::Forbidden, Exit::Closed];
+        match verb {
+            "libvirt-hook" => &[Self::Done],
+            "xdp-imds" | "release" | "status" | "top" | "register" | "ls" | "get" | "rm" | "clear"
+            | "trace" => &Self::ALL,
+            _ => &LOCAL,
+        }
+    }
+
+    fn of_status(status: u16) -> Self {
+        match status {
+            403 => Self::Forbidden,
+            404 => Self::Unknown,
+            409 | 412 => Self::Conflict,
+            504 => Self::Late,
+            _ => Self::Failure,
+        }
+    }
+
+    /// The code of an agent's refusal, or of no answer.
+    #[must_use]
+    pub fn of_failure(failure: &RegistrationError) -> Self {
+        match failure {
+            RegistrationError::Client(error) => Self::of_client(error),
+            RegistrationError::Problem(problem) => Self::of_status(problem.status),
+            RegistrationError::Strange { .. } => Self::Failure,
+        }
+    }
+
+    fn of_client(error: &ClientError) -> Self {
+        match error {
+            ClientError::NoAgent { .. } | ClientError::Mute(_) => Self::NoAgent,
+            ClientError::Forbidden { .. } => Self::Forbidden,
+            ClientError::Refused { status, .. } => Self::of_status(*status),
+        }
+    }
+
+    /// The code of an error, by its causes.
+    #[must_use]
+    pub fn of_error(error: &anyhow::Error) -> Self {
+        error.chain().find_map(Self::of_cause).unwrap_or(Self::Failure)
+    }
+
+    fn of_cause(cause: &(dyn Error + 'static)) -> Option<Self> {
+        if let Some(error) = cause.downcast_ref::<ExitError>() {
+            return Some(error.exit);
+        }
+        if let Some(client) = cause.downcast_ref() {
+            return Some(Self::of_client(client));
+        }
+        if let Some(failure) = cause.downcast_ref() {
+            return Some(Self::of_failure(failure));
+        }
+        if is_other_agent(cause) {
+            return Some(Self::Conflict);
+        }
+        let io = match cause.downcast_ref() {
+            // It shares the kernel's error, so that this is no cause of its own.
+            Some(FeedError::Io { error, .. }) => Some(error.kind()),
+            _ => cause.downcast_ref::<io::Error>().map(io::Error::kind),
+        };
+        let errno = cause.downcast_ref::<Errno>();
+        let is_denied = io == Some(io::ErrorKind::PermissionDenied)
+            || errno.is_some_and(|errno| matches!(*errno, Errno::PERM | Errno::ACCESS));
+        is_denied.then_some(Self::Forbidden)
+    }
+}
+
+/// True for the errors of an agent that finds another in its way.
+fn is_other_agent(cause: &(dyn Error + 'static)) -> bool {
+    // These errors share their causes, which are therefore not in the chain.
+    let (pins, link) = match cause.downcast_ref() {
+        Some(SteerError::Pins(pins)) => (Some(pins), None),
+        Some(SteerError::Link(link)) => (None, Some(link)),
+        _ => (cause.downcast_ref(), cause.downcast_ref()),
+    };
+    matches!(pins, Some(PinsError::InUse { .. }))
+        || matches!(link, Some(LinkError::HubInUse { .. }))
+        || matches!(cause.downcast_ref(), Some(SocketError::Taken { .. }))
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// The codes of a verb with their meanings.
+pub fn exit_codes(verb: &str) -> impl Iterator<Item = (u8, &'static str)> {
+    // libvirt takes any other code as a refusal.
+    let always = (verb == "libvirt-hook").then_some("always, also after a failure, which the log names");
+    Exit::of_verb(verb).iter().map(move |exit| (*exit as u8, always.unwrap_or(exit.meaning())))
+}
+
+/// Adds the exit codes to the end of the long help of a command and of each of its verbs.
+#[must_use]
+pub fn with_exit_codes(command: Command) -> Command {
+    let lines: String =
+        exit_codes(command.get_name()).map(|(code, text)| format!("\n  {code:>3}  {text}")).collect();
+    let before = command.get_after_long_help().map(|help| format!("{help}\n\n")).unwrap_or_default();
+    command.after_long_help(format!("{before}Exit status:{lines}")).mut_subcommands(with_exit_codes)
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context as _, anyhow};
+    use metadata_control::instances::{ApiProblem, RegistrationError};
+    use metadata_control::status::ClientError;
+    use std::collections::HashSet;
+    use std::io;
+
+    use super::{Exit, FeedError, LinkError, PinsError, SocketError, SteerError};
+
+    fn denied() -> io::Error {
+        io::Error::from_raw_os_error(libc::EPERM)
+    }
+
+    #[test]
+    fn each_failure_has_its_exit_code() {
+        let problem = |status| {
+            let (kind, title, detail) = Default::default();
+            let (conflict, registered) = (None, None);
+            RegistrationError::Problem(
+                ApiProblem { kind, title, status, detail, conflict, registered }.into(),
+            )
+        };
+        let client = |error: ClientError| RegistrationError::Client(error);
+        let absent = || io::Error::from(io::ErrorKind::NotFound);
+        for (failure, expected) in [
+            (problem(422), Exit::Failure),
+            (problem(403), Exit::Forbidden),
+            (problem(404), Exit::Unknown),
+            (problem(409), Exit::Conflict),
+            (problem(412), Exit::Conflict),
+            (problem(504), Exit::Late),
+            (client(ClientError::NoAgent { path: "/".into(), source: absent() }), Exit::NoAgent),
+            (client(ClientError::Mute(absent())), Exit::NoAgent),
+            (client(ClientError::Forbidden { path: "/".into(), source: denied() }), Exit::Forbidden),
+        ] {
+            assert_eq!(Exit::of_failure(&failure), expected, "{failure:?}");
+            let name = format!("{failure:?}");
+            assert_eq!(Exit::of_error(&anyhow::Error::from(failure).context("more")), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn another_agent_in_the_way_is_a_conflict() {
+        let pins = || PinsError::InUse { path: "/pins".into() };
+        let hub = || LinkError::HubInUse { name: "hub".into() };
+        for error in [
+            anyhow::Error::from(pins()),
+            SteerError::Pins(pins()).into(),
+            SteerError::Link(hub()).into(),
+            hub().into(),
+            SocketError::Taken { path: "/run".into() }.into(),
+        ] {
+            assert_eq!(Exit::of_error(&error), Exit::Conflict, "{error:?}");
+            assert_eq!(Exit::of_error(&error.context("more")), Exit::Conflict);
+        }
+        assert!(pins().to_string().contains("`systemctl reload xdp-imds`"));
+    }
+
+    #[test]
+    fn a_missing_permission_is_found_below_other_errors() {
+        let path = || "/x".into();
+        for error in [
+            anyhow::Error::from(denied()),
+            LinkError::device("make a tap", denied()).into(),
+            FeedError::Io { path: path(), expected: "a file", error: std::sync::Arc::new(denied()) }.into(),
+            anyhow::Error::from(rustix::io::Errno::ACCESS).context("reading"),
+        ] {
+            assert_eq!(Exit::of_error(&error), Exit::Forbidden, "{error:?}");
+        }
+        let missing = Err::<(), _>(io::Error::from(io::ErrorKind::NotFound)).context("reading");
+        assert_eq!(Exit::of_error(&missing.expect_err("missing")), Exit::Failure);
+        assert_eq!(Exit::of_error(&anyhow!("nothing else")), Exit::Failure);
+    }
+
+    #[test]
+    fn no_two_exits_share_a_code_or_a_meaning() {
+        let codes: HashSet<_> = Exit::ALL.map(|exit| exit as u8).into();
+        let meanings: HashSet<_> = Exit::ALL.map(Exit::meaning).into();
+        assert_eq!((codes.len(), meanings.len()), (Exit::ALL.len(), Exit::ALL.len()));
+    }
+}

@@ -76,7 +76,7 @@ impl Node {
         let fields: Vec<_> = fields.iter().map(|&field| field.to_owned()).collect();
         let path = format!("/v1/instances{path}");
         let question =
-            StatusRequest { method, path: &path, fields: &fields, body: body.as_bytes(), patience: PATIENCE };
+            StatusRequest { method, path: &path, fields: &fields, body: body.as_bytes(), timeout: PATIENCE };
         let StatusResponse { status, body } = ask(&self.run(), &question).expect("an answer");
         (status, serde_json::from_slice(&body).unwrap_or_default())
     }

@@ -3,8 +3,7 @@
 //! time.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use metadata_user::verbs::webhook::pods;
-use metadata_user::verbs::webhook::rules::{AdmissionOperation, judge};
+use metadata_user::verbs::webhook::review::{AdmissionOperation, judge_pod, judge_vm};
 use regex::Regex;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -107,7 +106,7 @@ fn the_webhook_gives_the_results_in_the_table() {
     for case in Case::all() {
         let operation =
             if case.operation == "CREATE" { AdmissionOperation::Create } else { AdmissionOperation::Update };
-        let judged = judge(operation, &case.before(), &case.old());
+        let judged = judge_vm(operation, &case.before(), &case.old());
         let mut vm = case.before();
         apply(&mut vm, &serde_json::to_value(&judged.changes).expect("JSON")).expect("it applies");
         assert_eq!(vm, case.after(), "{}", case.name);
@@ -333,18 +332,18 @@ impl PodCase {
 #[test]
 fn a_launcher_pod_gets_the_volumes_that_its_annotations_name() {
     for case in PodCase::all() {
-        let judged = pods::judge_made(AdmissionOperation::Create, &case.before(), &Value::Null);
+        let judged = judge_pod(AdmissionOperation::Create, &case.before(), &Value::Null);
         let mut pod = case.before();
         apply(&mut pod, &serde_json::to_value(&judged.changes).expect("JSON")).expect("it applies");
         assert_eq!(pod, case.after(), "{}", case.name);
         // A second run adds nothing.
         assert!(
-            pods::judge_made(AdmissionOperation::Create, &pod, &Value::Null).changes.is_empty(),
+            judge_pod(AdmissionOperation::Create, &pod, &Value::Null).changes.is_empty(),
             "{}",
             case.name
         );
         assert!(
-            pods::judge_made(AdmissionOperation::Update, &case.before(), &case.before()).changes.is_empty(),
+            judge_pod(AdmissionOperation::Update, &case.before(), &case.before()).changes.is_empty(),
             "{}",
             case.name
         );

@@ -408,7 +408,7 @@ async fn the_feed_is_synced_only_after_it_has_searched_for_every_launcher() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.put(vmi(1));
     let mut node = Node::with(&server, &kubelet, (None, WatchPacing::DEFAULT), |_| Box::new(FindsNothing));
-    let early = timeout(kubevirt::PATIENCE + Duration::from_secs(1), node.events.recv()).await;
+    let early = timeout(kubevirt::LIST_TIMEOUT + Duration::from_secs(1), node.events.recv()).await;
     assert!(early.is_err(), "{early:?}");
     node.send_pod_event(1, PodEvent::Absent).await;
     node.until("the sync", |node| node.synced).await;

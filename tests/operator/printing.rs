@@ -19,7 +19,7 @@ use metadata_control::status::{
     SourceStatus, WorkerStatus,
 };
 use metadata_control::top::{DropCount, SeenRequest, Top, VmPage, VmRow};
-use metadata_control::trace::wire::{self, TraceLine};
+use metadata_control::trace::{self, TraceLine};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -192,18 +192,18 @@ fn pretend(run: &Path) {
         ..VmPage::default()
     };
     let begin = TraceLine::Begin {
-        schema: wire::SCHEMA.into(),
+        schema: trace::SCHEMA.into(),
         who: HOSTILE.into(),
         unseen: Some(HOSTILE.into()),
         problem: Some(HOSTILE.into()),
         monotonic_ns: 0,
         unix_ns: 0,
     };
-    let frame = wire::TracedFrame {
+    let frame = trace::TracedFrame {
         verdict: HOSTILE.into(),
         mac: HOSTILE.into(),
         message: Some(HOSTILE.into()),
-        ..wire::TracedFrame::default()
+        ..trace::TracedFrame::default()
     };
     let lines =
         [begin, TraceLine::Frame(frame)].map(|line| serde_json::to_string(&line).expect("JSON") + "\n");

@@ -3,14 +3,14 @@
 //! The agent and its clients use these types on the control socket. `openapi.json` beside the agent's handlers
 //! describes them.
 
-pub mod client;
-
-use serde::{Deserialize, Serialize};
-
-pub use client::{NAME_MAX, RegistrationError, is_name, path_of};
-
-use crate::status::{GuestState, InstanceState};
 use metadata_content::source::RecordSource;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::time::Duration;
+
+use crate::status::{ClientError, GuestState, InstanceState, StatusRequest, StatusResponse, ask, refusal};
 
 /// Most instances in one response; [`Page::next`] continues the list.
 pub const PAGE: usize = 512;
@@ -147,4 +147,203 @@ pub struct ApiProblem {
     /// The instance as stored, if it is not attached as requested yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub registered: Option<Box<Instance>>,
+}
+
+// A client of the agent's `/v1/instances`.
+
+/// Most bytes of a name.
+pub const NAME_MAX: usize = 253;
+
+/// Longest silence of the agent, beside the time it is asked to wait.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Characters to escape in a path.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b':')
+    .remove(b'@')
+    .remove(b'/');
+
+/// Why the agent did not carry out a request.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistrationError {
+    /// The client got no response.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The agent refused the request.
+    #[error("{}", .0.detail)]
+    Problem(Box<ApiProblem>),
+    /// The response is not one of the API.
+    #[error("{}", refusal(*status, text))]
+    Strange {
+        /// The HTTP status.
+        status: u16,
+        /// The body as text.
+        text: String,
+    },
+}
+
+impl RegistrationError {
+    /// The HTTP status, if a response arrived.
+    #[must_use]
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Client(_) => None,
+            Self::Problem(problem) => Some(problem.status),
+            Self::Strange { status, .. } => Some(*status),
+        }
+    }
+}
+
+/// True for a valid name: 1 to [`NAME_MAX`] letters, digits and some signs, in parts joined by `/`.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    let is_good = |part: &str| {
+        !matches!(part, "" | "." | "..")
+            && part
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~' | b':' | b'@'))
+    };
+    name.len() <= NAME_MAX && name.split('/').all(is_good)
+}
+
+/// The URL path of an instance.
+#[must_use]
+pub fn path_of(source: RecordSource, name: &str) -> String {
+    let query =
+        if source == RecordSource::Api { String::new() } else { format!("?source={}", source.name()) };
+    format!("/v1/instances/{}{query}", utf8_percent_encode(name, PLAIN))
+}
+
+/// Removes what the guest of an instance wrote.
+pub fn clear(run: &Path, source: RecordSource, name: &str) -> Result<(), RegistrationError> {
+    let path = path_of(source, name).replacen("/v1/instances/", "/v1/guest-data/", 1);
+    let question = StatusRequest { method: "DELETE", path: &path, fields: &[], body: &[], timeout: TIMEOUT };
+    let reply = ask(run, &question)?;
+    if reply.status == 204 { Ok(()) } else { Err(failure(reply)) }
+}
+
+/// The conditions of a registration.
+#[derive(Debug, Default)]
+pub struct RegistrationConditions<'a> {
+    /// Replace only the record with this entity tag; `*` means any.
+    pub matches: Option<&'a str>,
+    /// Register only if no record of the name exists.
+    pub is_new: bool,
+    /// Wait until all ports are attached, at most this long.
+    pub wait: Option<Duration>,
+}
+
+impl RegistrationConditions<'_> {
+    fn fields(&self) -> Vec<String> {
+        let matches = self.matches.map(|tag| format!("If-Match: {tag}"));
+        matches.into_iter().chain(self.is_new.then(|| "If-None-Match: *".to_owned())).collect()
+    }
+}
+
+/// Registers a record in JSON. The second value is true if the name is new.
+pub fn put(
+    run: &Path,
+    name: &str,
+    json: &str,
+    conditions: &RegistrationConditions<'_>,
+) -> Result<(Instance, bool), RegistrationError> {
+    let mut path = path_of(RecordSource::Api, name);
+    if let Some(wait) = conditions.wait {
+        let millis = wait.as_micros().div_ceil(1_000);
+        path.push_str(&format!("?wait=attached&timeout={millis}ms"));
+    }
+    let mut fields = conditions.fields();
+    fields.push("Content-Type: application/json".into());
+    let timeout = TIMEOUT + conditions.wait.unwrap_or_default();
+    let question =
+        StatusRequest { method: "PUT", path: &path, fields: &fields, body: json.as_bytes(), timeout };
+    let reply = ask(run, &question)?;
+    let created = reply.status == 201;
+    Ok((read(reply, &[200, 201])?, created))
+}
+
+/// Removes an instance.
+pub fn remove(
+    run: &Path,
+    name: &str,
+    conditions: &RegistrationConditions<'_>,
+) -> Result<(), RegistrationError> {
+    let (path, fields) = (path_of(RecordSource::Api, name), conditions.fields());
+    let question =
+        StatusRequest { method: "DELETE", path: &path, fields: &fields, body: &[], timeout: TIMEOUT };
+    let reply = ask(run, &question)?;
+    if reply.status == 204 { Ok(()) } else { Err(failure(reply)) }
+}
+
+/// Reads one instance.
+pub fn look(run: &Path, source: RecordSource, name: &str) -> Result<Instance, RegistrationError> {
+    read(get(run, &path_of(source, name))?, &[200])
+}
+
+/// Lists the instances of one source, or of all.
+pub fn list(run: &Path, source: Option<RecordSource>) -> Result<Vec<Instance>, RegistrationError> {
+    let mut instances = Vec::new();
+    let mut after: Option<String> = None;
+    loop {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        if let Some(source) = source {
+            query.append_pair("source", source.name());
+        }
+        if let Some(after) = &after {
+            query.append_pair("after", after);
+        }
+        let page: Page = read(get(run, &format!("/v1/instances?{}", query.finish()))?, &[200])?;
+        let ends = page.instances.is_empty();
+        instances.extend(page.instances);
+        match page.next {
+            Some(next) if !ends => after = Some(next),
+            _ => return Ok(instances),
+        }
+    }
+}
+
+fn get(run: &Path, path: &str) -> Result<StatusResponse, ClientError> {
+    ask(run, &StatusRequest { method: "GET", path, fields: &[], body: &[], timeout: TIMEOUT })
+}
+
+fn read<T: DeserializeOwned>(reply: StatusResponse, good: &[u16]) -> Result<T, RegistrationError> {
+    if !good.contains(&reply.status) {
+        return Err(failure(reply));
+    }
+    serde_json::from_slice(&reply.body).map_err(|_| strange(&reply))
+}
+
+fn failure(reply: StatusResponse) -> RegistrationError {
+    match serde_json::from_slice(&reply.body) {
+        Ok(problem) => RegistrationError::Problem(problem),
+        Err(_) => strange(&reply),
+    }
+}
+
+fn strange(reply: &StatusResponse) -> RegistrationError {
+    let text: String = String::from_utf8_lossy(&reply.body).chars().take(200).collect();
+    RegistrationError::Strange { status: reply.status, text }
+}
+
+#[cfg(test)]
+mod tests {
+    use metadata_content::source::RecordSource;
+
+    use super::{NAME_MAX, is_name, path_of};
+
+    #[test]
+    fn a_name_is_a_path_and_never_leads_out_of_it() {
+        let long = "a".repeat(NAME_MAX);
+        for name in ["a", "ns/web-1", "A.b_c~1:2@3", &long] {
+            assert!(is_name(name), "{name}");
+            assert_eq!(path_of(RecordSource::Api, name), format!("/v1/instances/{name}"));
+        }
+        assert_eq!(path_of(RecordSource::File, "a b?.yaml"), "/v1/instances/a%20b%3F.yaml?source=file");
+        for name in ["", "/", "a/", "/a", "a//b", ".", "a/../b", "a b", "a?b", "ü", &format!("{long}a")] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
 }

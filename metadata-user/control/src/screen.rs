@@ -9,15 +9,13 @@
 //! and tests compare these. Only [`terminal`] knows a real terminal, and only [`fetch()`] the agent.
 
 pub mod draw;
-pub mod figures;
 pub mod terminal;
-mod terminal_style;
 
 #[cfg(test)]
 mod tests;
 
 pub use draw::plain;
-pub use terminal_style::TerminalStyle;
+pub use terminal::TerminalStyle;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::path::Path;

@@ -44,11 +44,15 @@ impl TopQuery {
         let Self { limit, sort, filter, guest } = self;
         let mut query = form_urlencoded::Serializer::new(String::new());
         query.append_pair("sort", sort.name());
-        limit.iter().for_each(|limit| _ = query.append_pair("limit", &limit.to_string()));
+        if let Some(limit) = limit {
+            query.append_pair("limit", &limit.to_string());
+        }
         if !filter.is_empty() {
             query.append_pair("filter", filter);
         }
-        guest.iter().for_each(|guest| _ = query.append_pair("guest", guest));
+        if let Some(guest) = guest {
+            query.append_pair("guest", guest);
+        }
         format!("/v1/top?{}", query.finish())
     }
 

@@ -16,12 +16,9 @@
 //! The files hold parts of a record ([`crate::record_part`]): mappings merge, lists and payloads replace, `null` removes a
 //! value, and MAC or id identify a NIC. A domain with neither 3 nor 4 gets no record.
 
-pub mod compose;
 pub mod domain;
 pub mod hook;
 pub mod instance;
-pub mod syslog;
-mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -30,9 +27,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::publisher::Publisher;
 use crate::record_part::PartError;
-use metadata_content::record::RecordError;
-pub use watch::{HookDirectory, watch};
+use crate::source::{Source, SourceContext, SourceTask};
+use crate::{FeedError, directory};
+use metadata_content::record::{RecordError, RecordLimits};
+use metadata_content::source::RecordSource;
 
 /// The XML namespace of our element in a domain's `<metadata>`.
 pub const NAMESPACE: &str = "https://xdp-imds.dev/libvirt/1";
@@ -97,4 +97,42 @@ pub enum LibvirtError {
 /// An I/O error with its path and the hook's expectation.
 fn io_error(path: &Path, expected: &'static str, error: io::Error) -> LibvirtError {
     LibvirtError::Io { path: path.to_owned(), expected, error: error.into() }
+}
+
+/// The records that libvirt's hook writes into a directory.
+pub struct HookDirectory(PathBuf);
+
+impl HookDirectory {
+    /// The directory below a run directory.
+    #[must_use]
+    pub fn of(run: &Path) -> Self {
+        Self(run.join(DIRECTORY))
+    }
+}
+
+impl Source for HookDirectory {
+    fn kind(&self) -> RecordSource {
+        RecordSource::Hook
+    }
+
+    fn run(&self, context: SourceContext, publisher: Publisher) -> SourceTask {
+        Box::pin(watch(self.0.clone(), context.limits, publisher))
+    }
+
+    fn is_reread(&self) -> bool {
+        true
+    }
+}
+
+/// Watches the hook's records like [`directory::watch`], and what it refused. A record's key is its domain's UUID.
+///
+/// # Errors
+/// The errors of [`directory::watch`].
+pub async fn watch(dir: PathBuf, limits: RecordLimits, tx: impl Into<Publisher>) -> Result<(), FeedError> {
+    directory::watch_with_refusals(dir, limits, tx.into().named(uuid)).await
+}
+
+/// A file's name without its extension.
+fn uuid(name: String) -> String {
+    name.rsplit_once('.').map_or(name.clone(), |(uuid, _)| uuid.to_owned())
 }

@@ -16,32 +16,30 @@
 //! This module trusts nothing that a pod can write. It follows no link out of a volume (`volumes`) or to another
 //! socket, and checks every name before it becomes part of a path.
 
-mod cgroup;
-mod files;
 mod follow;
-mod inlet_task;
 mod launcher;
 mod volumes;
 
 use std::collections::{BTreeSet, HashMap};
-use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex};
+use std::{fmt, io};
 
 use metadata_common::mac::Mac;
+use metadata_common::printable::hex;
+use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::AbortHandle;
 
-use files::WatchedVolumes;
-use follow::WatchContext;
-use inlet_task::{InletRequester, wishes};
+use follow::{InletRequester, WatchContext, wishes};
+use volumes::WatchedVolumes;
 
 use crate::source::TakeoverPause;
 use metadata_links::inlet;
 
 pub use follow::AT_FIRST;
-pub use launcher::{NicNames, NotAPod, PodUid, names_of};
 pub use volumes::{KEY_BYTES, MAX_KEYS, VOLUME_BYTES, VolumeContent, VolumeError, Volumes};
 pub(crate) use volumes::{VolumeReading, VolumeVersion};
 
@@ -137,12 +135,12 @@ impl Pods {
         let (tell, events) = mpsc::channel(EVENTS);
         let PodDirectories { pods, cgroups } = places;
         let wanted = WatchedVolumes::default();
-        let watch = files::VolumeWatch::new(pods.clone(), wanted.clone(), tell.clone())
+        let watch = volumes::VolumeWatch::new(pods.clone(), wanted.clone(), tell.clone())
             .map_err(PodsError::Inotify)?;
         let files = tokio::spawn(watch.run()).abort_handle();
         let volumes = Volumes::new(&pods);
         let looks = Semaphore::new(follow::LOOKS_AT_ONCE);
-        let index = Mutex::new(cgroup::Index::new(cgroups));
+        let index = Mutex::new(launcher::Index::new(cgroups));
         let means = Arc::new(WatchContext { pods, index, looks, wanted, inlets: Arc::new(inlets), tell });
         Ok((Self { means, volumes, followed: HashMap::new(), files }, events))
     }
@@ -203,7 +201,9 @@ impl Pods {
 impl Drop for Pods {
     fn drop(&mut self) {
         self.files.abort();
-        self.followed.values().for_each(|pod| pod.task.abort());
+        for pod in self.followed.values() {
+            pod.task.abort();
+        }
     }
 }
 
@@ -291,6 +291,109 @@ pub enum PodEvent {
     },
     /// The launcher has ended. No event of the pod follows.
     Gone,
+}
+
+// Checks names that become parts of paths.
+
+/// Most bytes of a pod's UID: a UUID has 36, the hash of a static pod 32.
+const UID_MAX: usize = 64;
+/// Most bytes of a volume's name (a DNS label has 63, a subdomain 253).
+const VOLUME_MAX: usize = 253;
+
+/// A pod's UID, which names kubelet's directories: letters, digits and hyphens, at most 64 bytes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodUid(Arc<str>);
+
+/// Why a text is not a pod's UID.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected a pod's UID of 1 to {UID_MAX} letters, digits and hyphens, found `{}`", found.escape_default())]
+pub struct NotAPod {
+    found: String,
+}
+
+impl PodUid {
+    /// The uid as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for PodUid {
+    type Err = NotAPod;
+
+    fn from_str(text: &str) -> Result<Self, NotAPod> {
+        let fits = (1..=UID_MAX).contains(&text.len()) && !text.starts_with('-');
+        if fits && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
+            return Ok(Self(text.into()));
+        }
+        Err(NotAPod { found: text.chars().take(UID_MAX).collect() })
+    }
+}
+
+impl fmt::Display for PodUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for PodUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// True for a volume name that Kubernetes accepts: lower-case letters, digits, hyphens and dots, without a leading dot.
+fn is_volume(name: &str) -> bool {
+    let allowed =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    (1..=VOLUME_MAX).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(allowed)
+}
+
+// KubeVirt's names of a network's devices (its `pkg/network/namescheme` and `pkg/network/link`).
+
+/// The tap of the primary network, whatever the name of the pod's NIC.
+const PRIMARY_TAP: &str = "tap0";
+/// Bytes of the hash in a name, two digits each, without the last digit.
+const HASH_BYTES: usize = 6;
+/// Digits of the hash in a name.
+const HASH_DIGITS: usize = 11;
+
+/// The device names of one network of a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NicNames {
+    /// The CNI plugin's device, or with a bridge binding the dummy that keeps its name and MAC.
+    pub pod: String,
+    /// The guest's tap.
+    pub tap: String,
+    /// The bridge between them.
+    pub bridge: String,
+}
+
+/// The possible device names of a network, the current scheme first, then that of versions that number secondary
+/// networks. `ordinal` is the network's position among the VM's secondary ones, from 1; `None` is the primary network.
+#[must_use]
+pub fn names_of(network: &str, ordinal: Option<usize>) -> Vec<NicNames> {
+    let Some(ordinal) = ordinal else {
+        return vec![NicNames { pod: "eth0".into(), tap: PRIMARY_TAP.into(), bridge: "k6t-eth0".into() }];
+    };
+    let hash = network_hash(network);
+    let hashed =
+        NicNames { pod: format!("pod{hash}"), tap: format!("tap{hash}"), bridge: format!("k6t-{hash}") };
+    let numbered = NicNames {
+        pod: format!("net{ordinal}"),
+        tap: format!("tap{ordinal}"),
+        bridge: format!("k6t-net{ordinal}"),
+    };
+    vec![hashed, numbered]
+}
+
+/// The first hex digits of the SHA-256 of a network's name.
+fn network_hash(network: &str) -> String {
+    let digest = Sha256::digest(network.as_bytes());
+    let mut text = hex(&digest[..HASH_BYTES]);
+    text.truncate(HASH_DIGITS);
+    text
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@
 //!
 //! The snapshot contains payloads and credentials. So it needs no other file, is as secret as the records, and has mode
 //! 0600. It is replaced as a whole. The agent ignores a snapshot that differs from what was written
-//! ([`crate::state::state_file`]).
+//! ([`crate::state`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,9 +24,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::registry::RecordId;
+pub use crate::state::WriteResult;
 use crate::state::private_file;
-pub use crate::state::state_file::WriteResult;
-use crate::state::state_file::{FormError, OtherVersion, StateFileKind};
+use crate::state::{FormError, OtherVersion, StateFileKind};
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 

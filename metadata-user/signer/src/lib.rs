@@ -9,10 +9,9 @@
 //! ```
 //!
 //! [`directory`] reads and rotates keys, [`key`] signs, [`jwt`] publishes, [`wire`] is the protocol, and [`mod@run`]
-//! the process. With an operator's [`certificate`] the process also signs [`documents`] of clouds, by RSA and in the
-//! form of PKCS #7.
+//! the process. With an operator's certificate the process also signs [`documents`] of clouds, by RSA and in the form of
+//! PKCS #7.
 
-pub mod certificate;
 pub mod directory;
 pub mod documents;
 pub mod jwt;
@@ -23,8 +22,8 @@ pub mod wire;
 #[cfg(test)]
 mod openssl;
 
-pub use certificate::{CertificateError, CertificateFiles};
 pub use directory::{DirectoryError, KeyDirectory, Rotation};
+pub use documents::{CertificateError, CertificateFiles};
 pub use key::{Algorithm, SigningKey, SigningKeyError};
 pub use run::{SignerError, run};
 pub use wire::{Setup, SignRequest, SignerReply};

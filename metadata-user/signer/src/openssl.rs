@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::certificate::{CertificateFiles, OwnCertificate};
+use crate::documents::{CertificateFiles, OwnCertificate};
 
 /// A directory with a root's certificate, and a key with a certificate that the root signed.
 pub(crate) struct Operator {

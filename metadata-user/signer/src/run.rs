@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{info, warn};
 
-use crate::certificate::{CertificateError, LoadedCertificate, OwnCertificate};
 use crate::directory::{DirectoryError, KeyDirectory, Rotation};
+use crate::documents::{CertificateError, LoadedCertificate, OwnCertificate};
 use crate::documents::{Content, DocumentError};
 use crate::jwt::{LIFETIME_MOST, TokenTerms};
 use crate::wire::{
@@ -98,7 +98,9 @@ impl Signer {
         let rotation = Rotation { publish_for: setup.publish_for, after: setup.rotate_after };
         let mut keys = KeyDirectory::new(setup.keys.clone(), setup.algorithm, rotation);
         if rotation.after.is_none() {
-            keys.look()?.iter().for_each(|reason| warn!("a key is not used: {reason}"));
+            for reason in keys.look()? {
+                warn!("a key is not used: {reason}");
+            }
             keys.require_key()?;
         } else if !setup.keys.exists() {
             keys.rotate(unix_now())?;
@@ -137,7 +139,9 @@ impl Signer {
         if self.keys.rotate(unix_now())? {
             skipped.extend(self.keys.look()?);
         }
-        skipped.iter().for_each(|reason| warn!("a key is not used: {reason}"));
+        for reason in skipped {
+            warn!("a key is not used: {reason}");
+        }
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::certificate::CertificateFiles;
+use crate::documents::CertificateFiles;
 use crate::key::Algorithm;
 
 /// Maximum size of a packet, in bytes: sixteen public RSA keys of 4,096 bits take 15 KiB.

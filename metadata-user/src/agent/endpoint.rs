@@ -21,39 +21,36 @@
 pub(super) mod instances;
 mod listen;
 mod page;
-mod socket;
-#[cfg(test)]
-mod tests;
-mod top;
 mod trace;
 
-use std::sync::Arc;
-use std::time::Duration;
+#[cfg(test)]
+mod tests;
 
-use axum::Router;
+pub(super) use instances::Registrar;
+pub(crate) use listen::SocketError;
+pub(super) use listen::{ControlSocket, gid_of, make_run, serve};
+pub(super) use page::PageHosts;
+
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::{HeaderValue, Method, Request, StatusCode, header};
-use axum::middleware::{self, Next};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Router, middleware};
+use instances::{InstanceRequest, RefusalReason};
+use listen::{LongLivedAnswer, Peer};
+use metadata_control::status::{AgentStatus, GuestStatus, PortFilter};
+use metadata_control::top::{Top, TopQuery, VmPage, WORDS_MOST};
 use serde::Deserialize;
+use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
 
 use super::health::{Health, HealthProblem};
 use super::node::{StartedTrace, TraceRefusal, TraceTarget};
 use crate::metrics;
-use metadata_control::status::{AgentStatus, GuestStatus, PortFilter};
-use metadata_control::top::{Top, TopQuery, VmPage};
-
-pub(super) use instances::Registrar;
-use instances::{InstanceRequest, RefusalReason};
-pub(super) use listen::serve;
-use listen::{LongLivedAnswer, Peer};
-pub(super) use page::PageHosts;
-pub(crate) use socket::SocketError;
-pub(super) use socket::{ControlSocket, gid_of, make_run};
 
 /// Limit on requests that wait for the control loop; further ones are answered 503.
 pub(super) const QUEUE: usize = 8;
@@ -114,7 +111,7 @@ impl Routers {
             .route("/readyz", get(ready))
             .layer(DefaultBodyLimit::max(BODY_MAX));
         let control = both.clone().route("/v1/status", get(status)).route("/v1/trace", get(trace::trace));
-        let control = control.route("/v1/top", get(top::top));
+        let control = control.route("/v1/top", get(top));
         let routes = instances::routes().into_iter();
         let control = routes.fold(control, |control, (path, methods)| control.route(path, methods));
         let control = control.fallback(instances::no_path).method_not_allowed_fallback(instances::no_method);
@@ -185,14 +182,14 @@ async fn ready(State(agent): State<Agent>) -> Response {
     verdict(agent.health.hindering())
 }
 
-/// 200 `ok`, or 503 and a line for each trouble.
-fn verdict(troubles: impl Iterator<Item = HealthProblem>) -> Response {
-    let mut troubles = troubles.peekable();
+/// 200 `ok`, or 503 and a line for each problem.
+fn verdict(problems: impl Iterator<Item = HealthProblem>) -> Response {
+    let mut problems = problems.peekable();
     let head = [(header::CONTENT_TYPE, TEXT)];
-    if troubles.peek().is_none() {
+    if problems.peek().is_none() {
         return (StatusCode::OK, head, "ok\n").into_response();
     }
-    let lines: String = troubles.map(|trouble| format!("{trouble}\n")).collect();
+    let lines: String = problems.map(|problem| format!("{problem}\n")).collect();
     (StatusCode::SERVICE_UNAVAILABLE, head, lines).into_response()
 }
 
@@ -246,4 +243,24 @@ fn json<T: serde::Serialize>(value: &T) -> Response {
         Ok(bytes) => ([(header::CONTENT_TYPE, JSON)], bytes).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
+}
+
+// `GET /v1/top`: the live view of the node, or of the VMs of one name.
+
+async fn top(State(agent): State<Agent>, Query(query): Query<TopQuery>) -> Result<Response, ControlLoopBusy> {
+    if let Some(refusal) = refusal(&query) {
+        return Ok(refusal);
+    }
+    Ok(match query.guest.clone() {
+        Some(name) => json(&agent.ask(|reply| ControlRequest::VmPages(name, reply)).await?),
+        None => json(&agent.ask(|reply| ControlRequest::Top(query, reply)).await?),
+    })
+}
+
+/// The answer to a query that is too long.
+fn refusal(query: &TopQuery) -> Option<Response> {
+    let longest = query.filter.len().max(query.guest.as_ref().map_or(0, String::len));
+    let text = format!("expected a filter or a VM of at most {WORDS_MOST} bytes\n");
+    (longest > WORDS_MOST)
+        .then(|| (StatusCode::BAD_REQUEST, [(header::CONTENT_TYPE, TEXT)], text).into_response())
 }

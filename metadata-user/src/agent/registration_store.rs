@@ -18,7 +18,7 @@ use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 use metadata_feed::registry::{MAX_RECORDS, RecordId};
 use metadata_feed::state::private_file;
-use metadata_feed::state::state_file::{FileHeader, StateFileKind};
+use metadata_feed::state::{FileHeader, StateFileKind};
 
 /// The directory's name in the state directory.
 pub(super) const DIRECTORY: &str = "instances";

@@ -1,10 +1,3 @@
-use super::{
-    AttachHistogram, BackgroundCounters, BindHistogram, Exposition, HubMetrics, MetricType, ProcessMetrics,
-    Reloads, Snapshot, render,
-};
-use crate::identity::SignerReport;
-use crate::service::WorkerCounts;
-use crate::service::audit::AuditCounts;
 use metadata_common::share::{ShareReport, Tenant};
 use metadata_content::identity::IdentityCounts;
 use metadata_content::sink::SinkCounts;
@@ -17,7 +10,15 @@ use metadata_feed::state::mailboxes::MailboxCounts;
 use metadata_steer::{AttachmentCheck, AttachmentFault, HubLosses};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
+
+use super::{
+    AttachHistogram, BackgroundCounters, BindHistogram, Exposition, HubMetrics, MetricType, ProcessMetrics,
+    Reloads, Snapshot, render,
+};
+use crate::identity::SignerReport;
+use crate::service::WorkerCounts;
+use crate::service::audit::AuditCounts;
 
 fn worker() -> WorkerStats<()> {
     WorkerStats {
@@ -288,4 +289,17 @@ fn a_family_without_samples_is_left_out() {
     assert!(text.starts_with("# HELP xdp_imds_build_info "), "{text}");
     assert!(!text.contains("audit") && !text.contains("requests_total"), "{text}");
     assert!(!text.contains("xdp_imds_frames_total") && !text.contains("{hub="), "{text}");
+}
+
+#[test]
+fn the_process_figures_are_plausible_and_grow() {
+    let process = ProcessMetrics::read().expect("/proc is there");
+    assert!(process.resident > 1 << 20 && process.virtual_size > process.resident, "{process:?}");
+    assert!(process.threads >= 1 && process.descriptors >= 3, "{process:?}");
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    assert!(process.started < now && now - process.started < Duration::from_secs(86_400), "{process:?}");
+    let more: Vec<_> = (0..16).map(|_| std::fs::File::open("/dev/null").expect("a descriptor")).collect();
+    let then = ProcessMetrics::read().expect("/proc is there");
+    assert!(then.descriptors >= more.len() as u64, "{then:?}");
+    assert!(then.cpu >= process.cpu, "{then:?}");
 }

@@ -182,7 +182,7 @@ impl<A: AnswerSource> HttpConnection<A> {
         tape.note(audit::AuditEntry {
             took,
             method,
-            path: audit::Path::of(target),
+            path: audit::RequestPath::of(target),
             datasource: origin.datasource,
             status: response.status(),
             bytes,
@@ -195,7 +195,9 @@ impl<A: AnswerSource> HttpConnection<A> {
     fn wait_for(&mut self, reason: WaitReason) {
         if self.wait.as_ref().is_none_or(|wait| !wait.is_for(reason)) {
             let former = self.wait.replace(WaitGuard::begin(&self.shared.tally, reason));
-            former.into_iter().for_each(|wait| wait.end(WaitEnd::Released));
+            if let Some(wait) = former {
+                wait.end(WaitEnd::Released);
+            }
         }
     }
 
@@ -296,18 +298,16 @@ impl<A: AnswerSource> HttpConnection<A> {
         let crowded = matches!(decision, Decision::Hold(..)) && !self.tab.hold();
         let response = match (decision, &self.phase) {
             (Decision::Answer(response), _) => self.charged(response),
-            (Decision::Hold(_, _, at_last), _) if crowded => {
-                self.shared.refused.held.fetch_add(1, Ordering::Relaxed);
+            (Decision::Hold(_, _, at_last), phase)
+                if crowded || matches!(phase, Phase::Held { give_up, .. } if *give_up <= now.mono) =>
+            {
+                if crowded {
+                    self.shared.refused.held.fetch_add(1, Ordering::Relaxed);
+                }
                 let Some(response) = at_last else {
-                    self.wait.take().into_iter().for_each(|wait| wait.end(WaitEnd::Expired));
-                    self.phase = Phase::Over;
-                    return Ok(());
-                };
-                response
-            }
-            (Decision::Hold(_, _, at_last), Phase::Held { give_up, .. }) if *give_up <= now.mono => {
-                let Some(response) = at_last else {
-                    self.wait.take().into_iter().for_each(|wait| wait.end(WaitEnd::Expired));
+                    if let Some(wait) = self.wait.take() {
+                        wait.end(WaitEnd::Expired);
+                    }
                     self.phase = Phase::Over;
                     return Ok(());
                 };
@@ -324,10 +324,10 @@ impl<A: AnswerSource> HttpConnection<A> {
                 }
                 return Ok(());
             }
-            (Decision::Hold(reason, patience, _), phase) => {
+            (Decision::Hold(reason, timeout, _), phase) => {
                 let give_up = match phase {
                     Phase::Held { give_up, .. } => *give_up,
-                    _ => now.mono + patience,
+                    _ => now.mono + timeout,
                 };
                 let give_up = self.leaves_by.map_or(give_up, |by| by.min(give_up));
                 let retry_at = give_up.min(now.mono + RETRY_EVERY);
@@ -391,7 +391,7 @@ impl<A: AnswerSource> HttpConnection<A> {
             Phase::Parked(parked) => Some(parked),
             _ => None,
         };
-        let patience = || dialect::computation_timeout(target.path);
+        let timeout = || dialect::computation_timeout(target.path);
         let (answer, origin) = self.shared.answers.answer(now, &self.connection, &request, parked);
         let decision = match answer {
             Answer::Known(LiveOutcome::Ready(response)) => Decision::Answer(response),
@@ -409,10 +409,10 @@ impl<A: AnswerSource> HttpConnection<A> {
                 Decision::Hold(WaitReason::Record, PUT_HOLD, None)
             }
             Answer::NotYet => {
-                Decision::Hold(WaitReason::Record, patience(), Some(self.shared.not_ready.clone()))
+                Decision::Hold(WaitReason::Record, timeout(), Some(self.shared.not_ready.clone()))
             }
             Answer::TooMany => {
-                Decision::Hold(WaitReason::Rate, patience(), Some(self.shared.too_many.clone()))
+                Decision::Hold(WaitReason::Rate, timeout(), Some(self.shared.too_many.clone()))
             }
         };
         Ok((decision, origin))

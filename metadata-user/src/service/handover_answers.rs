@@ -176,10 +176,10 @@ impl HandoverAnswers {
         let mark = mark(request);
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(same) = asked.by_connection.get(connection).filter(|asked| asked.mark == mark) {
-            return match same.answer.is_some() {
-                true => asked.remove(connection).and_then(|asked| asked.answer).unwrap_or(Answer::NotYet),
-                false => Answer::NotYet,
-            };
+            if same.answer.is_none() {
+                return Answer::NotYet;
+            }
+            return asked.remove(connection).and_then(|asked| asked.answer).unwrap_or(Answer::NotYet);
         }
         // A connection has one request at a time, so its earlier question is obsolete.
         asked.remove(connection);

@@ -15,7 +15,7 @@ use metadata_content::record::{FieldPosition, Owner, PathStep, Record, RecordErr
 use metadata_content::store::{Endpoint, Host, Interner, Responses, Route, VmState};
 use metadata_feed::{FeedError, directory};
 
-use super::exit::Exit;
+use super::Exit;
 
 /// The name and version of the JSON format. The version rises when a member is removed or changes its meaning.
 pub const SCHEMA: &str = "check/1";

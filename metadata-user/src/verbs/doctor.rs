@@ -25,9 +25,8 @@ use std::path::PathBuf;
 
 pub use metadata_feed::check::{Check, CheckStatus};
 
-use super::exit::Exit;
-use crate::agent::preflight;
-use crate::agent::preflight::ConfigRefusal;
+use super::Exit;
+use crate::agent::preflight::{self, ConfigRefusal};
 use crate::config::Config;
 use crate::verbs::options::ConfigOverrides;
 

@@ -1,17 +1,7 @@
 //! `xdp-imds explain`: prints which dialect answers a request, the answer and the reason.
 
-use std::fmt;
-use std::io::{self, Write};
-use std::net::IpAddr;
-use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
-
 use anyhow::{Context as _, bail};
-
-use serde::Serialize;
-
-use metadata_common::addresses;
-use metadata_common::addresses::Connection;
+use metadata_common::addresses::{self, Connection};
 use metadata_common::printable::{Printable, printable_lines};
 use metadata_common::time::Now;
 use metadata_content::dialect;
@@ -21,8 +11,14 @@ use metadata_content::record::RecordLimits;
 use metadata_content::store::{
     Endpoint, Host, Interner, LiveOutcome, LiveRequest, LookupExplanation, Responses, Route, VmState,
 };
+use serde::Serialize;
+use std::io::Write;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+use std::{fmt, io};
 
-use super::record_file;
+use super::options;
 
 /// Maximum number of bytes printed of a body.
 const SHOWN_BYTES: usize = 8 << 10;
@@ -222,7 +218,7 @@ fn explanation(question: &ExplainRequest) -> anyhow::Result<Explanation> {
 }
 
 fn rendered(question: &ExplainRequest) -> anyhow::Result<Responses> {
-    let (record, _) = record_file::load(&question.record, &question.limits)?;
+    let (record, _) = options::load(&question.record, &question.limits)?;
     Ok(dialect::render(&record, &mut Interner::new(), VmState::alone(record.owner_text())))
 }
 

@@ -1,25 +1,23 @@
 //! `xdp-imds register`, `ls`, `get`, `rm` and `clear`.
 
-use std::io::{self, Read as _, Write};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-
 use anyhow::{Context as _, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-
 use metadata_common::printable::{Printable, printable};
 use metadata_common::time;
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
-use metadata_control::instances::client::{self, RegistrationConditions};
 use metadata_control::instances::{
-    ApiProblem, Instance, InstancePort, InstanceVm, RegistrationError, RegistrationOutcome, is_name,
+    self, ApiProblem, Instance, InstancePort, InstanceVm, RegistrationConditions, RegistrationError,
+    RegistrationOutcome, is_name,
 };
 use metadata_control::status::ClientError;
+use std::io::{self, Read as _, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use super::exit::Exit;
-use super::record_file;
-use super::which::Agent;
+use super::Exit;
+use super::options;
+use super::options::Agent;
 use crate::output;
 
 /// Most instances that an error names.
@@ -168,7 +166,7 @@ impl Register {
             let wait = self.wait.then(|| until.saturating_duration_since(Instant::now()));
             let matches = self.if_match.as_deref();
             let conditions = RegistrationConditions { matches, is_new: self.new, wait };
-            match client::put(&run, &name, &json, &conditions) {
+            match instances::put(&run, &name, &json, &conditions) {
                 // The agent limits the number of requests that wait. With --wait, one that is still starting will
                 // listen.
                 Err(failure)
@@ -204,7 +202,7 @@ impl LsArgs {
     /// # Errors
     /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
-        let listed = client::list(&self.common.agent.run()?, self.source);
+        let listed = instances::list(&self.common.agent.run()?, self.source);
         self.common.finish(out, listed, |instances, out| table(instances, out))
     }
 }
@@ -221,7 +219,7 @@ impl GetArgs {
             vm.is_some_and(|vm| vm.name == self.name || vm.uuid.eq_ignore_ascii_case(&self.name))
         };
         let found = find(&run, self.source, &self.name, by_vm)
-            .and_then(|(source, name)| or_unknown(client::look(&run, source, &name), Some(source), &name));
+            .and_then(|(source, name)| or_unknown(instances::look(&run, source, &name), Some(source), &name));
         self.common.finish(out, found, one)
     }
 }
@@ -240,7 +238,7 @@ fn find(
     }
     // Names of files and VMs may have other letters than those of registrations.
     if is_name(name) {
-        match client::look(run, RecordSource::Api, name) {
+        match instances::look(run, RecordSource::Api, name) {
             Err(failure) if failure.status() == Some(404) => {}
             looked => return looked.map(|_| (RecordSource::Api, name.to_owned())),
         }
@@ -249,7 +247,7 @@ fn find(
         let whole = format!("{}/{}", instance.source.name(), instance.name);
         instance.name == name || whole == name || is_meant(instance)
     };
-    let found: Vec<_> = client::list(run, None)?.into_iter().filter(is_it).collect();
+    let found: Vec<_> = instances::list(run, None)?.into_iter().filter(is_it).collect();
     match &found[..] {
         [] => Err(unknown(None, name)),
         [instance] => Ok((instance.source, instance.name.clone())),
@@ -333,10 +331,10 @@ impl Rm {
         };
         let run = self.common.agent.run()?;
         let removed = if is_name(name) {
-            client::remove(&run, name, &conditions)
+            instances::remove(&run, name, &conditions)
         } else {
             // Nothing can be registered by this name; whether an agent runs matters all the same.
-            client::list(&run, Some(source)).and(Err(unknown(Some(source), name)))
+            instances::list(&run, Some(source)).and(Err(unknown(Some(source), name)))
         };
         let removed = match removed {
             Ok(()) => Ok(true),
@@ -363,7 +361,7 @@ impl Clear {
         let run = self.common.agent.run()?;
         // Not by what a VM is called: its tenant may choose that.
         let cleared = find(&run, self.source, &self.name, |_| false).and_then(|(source, name)| {
-            or_unknown(client::clear(&run, source, &name), Some(source), &name)?;
+            or_unknown(instances::clear(&run, source, &name), Some(source), &name)?;
             Ok(Clearance { name, source, cleared: true })
         });
         self.common.finish(out, cleared, |Clearance { name, .. }, out| {
@@ -416,7 +414,7 @@ fn read(path: &Path) -> anyhow::Result<Record> {
         let name = if text.trim_start().starts_with('{') { "-.json" } else { "-" };
         return Ok(Record::parse_within(&limits, name, &text)?.0);
     }
-    let (record, warnings) = record_file::load(path, &limits)?;
+    let (record, warnings) = options::load(path, &limits)?;
     warnings.iter().for_each(output::report);
     Ok(record)
 }

@@ -1,9 +1,16 @@
-//! Options that `serve` and `doctor` share, so that `doctor` checks what the agent would use.
+//! Options that verbs share: those of `serve` and `doctor`, so that `doctor` checks what the agent would use, those that
+//! name an agent or a guest, and the record of one file.
 
+use anyhow::{Context as _, bail};
+use metadata_common::run::DEFAULT_RUN;
+use metadata_content::record::{Record, RecordLimits, Warning};
+use metadata_control::status::{self, ClientError};
+use metadata_feed::directory;
+use metadata_steer::SteeringMode;
 use std::path::{Path, PathBuf};
 
-use crate::config::{self, Config, ConfigError, PortSpec};
-use metadata_steer::SteeringMode;
+use super::{Exit, ExitError};
+use crate::config::{self, Config, ConfigError, DEFAULT_PINS, PortSpec};
 
 /// The configuration that the packages and the manifests install.
 pub const DEFAULT_FILE: &str = "/etc/xdp-imds/config.yaml";
@@ -89,5 +96,132 @@ impl ConfigOverrides {
         config.hub = self.hub.unwrap_or(config.hub);
         config.workers = self.workers.unwrap_or(config.workers);
         Ok(config)
+    }
+}
+
+// Options that name an agent or a guest, shared by the verbs that need one.
+
+/// The ways to name a guest. `xdp-imds status --all` lists ports, and `xdp-imds ls` lists VMs.
+pub const GUEST: &str = "PORT|MAC|VM";
+
+/// The agent that a verb talks to.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Agent {
+    /// The run directory with the agent's sockets [default: `run` of the configuration, or /run/xdp-imds].
+    #[arg(long, value_name = "DIR")]
+    run: Option<PathBuf>,
+    /// The agent's configuration file, for its directories.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl Agent {
+    /// The run directory.
+    ///
+    /// # Errors
+    /// The configuration cannot be read.
+    pub fn run(&self) -> anyhow::Result<PathBuf> {
+        match (&self.run, self.configured()?) {
+            (Some(run), _) => Ok(run.clone()),
+            (None, Some(config)) => Ok(config.run),
+            (None, None) => Ok(DEFAULT_RUN.into()),
+        }
+    }
+
+    /// Returns the directory of pins: `given`, the configuration's, the one that the agent in `--run` reports, or the
+    /// default, in this order. Returns `None` if the agent pins nothing.
+    ///
+    /// # Errors
+    /// The configuration cannot be read, or no agent answers in the run directory that alone was given.
+    pub fn pins(&self, given: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
+        match (given, &self.run, self.configured()?) {
+            (Some(pins), _, _) => Ok(Some(pins.into())),
+            (None, _, Some(config)) => Ok(config.pins),
+            (None, Some(run), None) => {
+                let answer = status::get(run, "/v1/status").map_err(|error| match error {
+                    // The client's own advice, to start an agent, is not what a release is for.
+                    ClientError::NoAgent { path, source } => {
+                        let advice = "name the pins of an agent that has ended by --pins or --config";
+                        let run = path.display();
+                        let text =
+                            format!("no agent serves with the run directory {run}: {source}; {advice}");
+                        ExitError::new(Exit::NoAgent, text).into()
+                    }
+                    error => anyhow::Error::from(error),
+                })?;
+                Ok(serde_json::from_slice::<status::AgentStatus>(&answer)?.pins)
+            }
+            (None, None, None) => Ok(Some(DEFAULT_PINS.into())),
+        }
+    }
+
+    /// Returns the prefix of the hub's device names: `given`, the configuration's or the default, in this order.
+    ///
+    /// # Errors
+    /// The configuration cannot be read.
+    pub fn hub(&self, given: Option<String>) -> anyhow::Result<String> {
+        match given {
+            Some(hub) => Ok(hub),
+            None => Ok(self.configured()?.unwrap_or_default().hub),
+        }
+    }
+
+    fn configured(&self) -> anyhow::Result<Option<Config>> {
+        Ok(self.config.as_deref().map(Config::read).transpose()?)
+    }
+}
+
+// The record that a verb takes from one file.
+
+/// Reads a record and the files that it names, within `limits`.
+///
+/// # Errors
+/// The path is no file, or the record is invalid.
+pub(super) fn load(path: &Path, limits: &RecordLimits) -> anyhow::Result<(Record, Vec<Warning>)> {
+    let shown = path.display();
+    let reading = || format!("cannot read the record {shown}");
+    if std::fs::metadata(path).with_context(reading)?.is_dir() {
+        bail!("expected the file of one record, found the directory {shown}; name a file in it");
+    }
+    let (dir, names) = directory::files(path)?;
+    let loaded = names.first().and_then(|name| directory::load(&dir, name, limits));
+    // It was there a moment ago.
+    Ok(loaded.with_context(reading)?.record?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::{Agent, DEFAULT_PINS, DEFAULT_RUN};
+
+    #[test]
+    fn options_override_the_configuration_which_overrides_defaults() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("config.yaml");
+        std::fs::write(&file, "run: /configured/run\npins: /configured/pins\n").expect("a file");
+        let given = || Some(PathBuf::from("/given"));
+        for (run, config, pins, expected_run, expected_pins) in [
+            (None, None, None, DEFAULT_RUN, DEFAULT_PINS),
+            (None, Some(&file), None, "/configured/run", "/configured/pins"),
+            (given(), Some(&file), None, "/given", "/configured/pins"),
+            (given(), Some(&file), given(), "/given", "/given"),
+            (given(), None, given(), "/given", "/given"),
+        ] {
+            let agent = Agent { run, config: config.cloned() };
+            assert_eq!(agent.run().expect("a directory"), Path::new(expected_run), "{agent:?}");
+            let pins = agent.pins(pins.as_deref()).expect("a directory");
+            assert_eq!(pins.as_deref(), Some(Path::new(expected_pins)), "{agent:?}");
+        }
+    }
+
+    #[test]
+    fn pins_are_unknown_without_an_agent_in_the_run_directory() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let agent = Agent { run: Some(directory.path().into()), config: None };
+        let error = agent.pins(None).expect_err("no agent listens there");
+        let shown = format!("{error:#}");
+        assert!(shown.contains("--pins") && shown.contains("no agent serves"), "{shown}");
+        assert!(!shown.contains("xdp-imds serve"), "the remedy of another verb: {shown}");
     }
 }

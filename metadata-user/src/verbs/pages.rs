@@ -8,8 +8,6 @@ use clap_mangen::roff::{Inline, Roff, bold, roman};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::exit;
-
 /// The shells, each with the name of its directory.
 const SHELLS: [(Shell, &str); 3] = [(Shell::Bash, "bash"), (Shell::Zsh, "zsh"), (Shell::Fish, "fish")];
 
@@ -181,7 +179,7 @@ fn bracketed(argument: &Arg, text: String) -> String {
 fn more(command: &Command) -> Roff {
     let mut roff = Roff::new();
     roff.control("SH", ["EXIT STATUS"]);
-    for (code, meaning) in exit::codes(command.get_name()) {
+    for (code, meaning) in super::exit_codes(command.get_name()) {
         roff.control("TP", []).text([bold(code.to_string())]).text([roman(format!("{meaning}."))]);
     }
     if let Some(help) = command.get_after_long_help().map(ToString::to_string) {

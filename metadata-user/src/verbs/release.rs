@@ -6,7 +6,7 @@ use std::path::Path;
 use metadata_common::printable::{Printable, counted};
 use metadata_steer::{PinsError, RELEASE_GRACE, ReleaseSummary, release, release_hubs};
 
-use super::exit::{Exit, ExitError};
+use super::{Exit, ExitError};
 
 /// Removes the pins and the devices of hubs whose agent has ended, and prints what it removed. `pins` is `None` for an
 /// agent that pins nothing.

@@ -2,19 +2,20 @@
 //!
 //! The agent follows its guests while it is asked, and makes the documents; [`metadata_control::screen`] draws them.
 
+use metadata_common::time;
+use metadata_control::screen::terminal::EndConditions;
+use metadata_control::screen::{
+    Documents, Screen, ScreenContent, TerminalStyle, ViewQuery, fetch, plain, terminal,
+};
+use metadata_control::status;
+use metadata_control::top::{LISTED_MOST, TopQuery, VmOrder};
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use metadata_control::screen::terminal::{self, EndConditions};
-use metadata_control::screen::{Documents, Screen, ScreenContent, TerminalStyle, ViewQuery, fetch, plain};
-use metadata_control::status;
-use metadata_control::top::{LISTED_MOST, TopQuery, VmOrder};
-
-use super::exit::{Exit, ExitError};
-use super::which;
+use super::options;
+use super::{Exit, ExitError};
 use crate::output;
-use metadata_common::time;
 
 /// Least and most time between two questions. The agent stops to follow guests if it is not asked for longer.
 const INTERVAL: std::ops::RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(20);
@@ -25,10 +26,10 @@ const ONCE: Duration = Duration::from_millis(1_200);
 #[derive(clap::Args, Clone, Debug)]
 pub struct TopArgs {
     /// Show the page of this VM first, with its last requests.
-    #[arg(value_name = which::GUEST)]
+    #[arg(value_name = options::GUEST)]
     guest: Option<String>,
     #[command(flatten)]
-    agent: which::Agent,
+    agent: options::Agent,
     /// Print one screen as text, and end.
     ///
     /// This is also what happens if standard output is not a terminal.

@@ -120,7 +120,8 @@ impl Node {
     /// Sends a request to the agent's API; returns the status.
     pub(crate) fn api(&self, method: &str, path: &str, body: &str, patience: Duration) -> Result<u16> {
         let path = format!("/v1/instances{path}");
-        let question = StatusRequest { method, path: &path, fields: &[], body: body.as_bytes(), patience };
+        let question =
+            StatusRequest { method, path: &path, fields: &[], body: body.as_bytes(), timeout: patience };
         Ok(ask(&self.records.path().join("run"), &question)?.status)
     }
 

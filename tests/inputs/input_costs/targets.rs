@@ -16,8 +16,8 @@ use metadata_content::token::Keyring;
 use metadata_content::{dialect, parser};
 use metadata_feed::kubevirt::translate::{VolumeFiles, translate as translate_vmi};
 use metadata_feed::kubevirt::{self, Vmi};
-use metadata_feed::libvirt::domain::{LibvirtDomain, TapNames};
-use metadata_feed::libvirt::{NAMESPACE, compose};
+use metadata_feed::libvirt::NAMESPACE;
+use metadata_feed::libvirt::domain::{self, LibvirtDomain, TapNames};
 use metadata_feed::pods::{Pod, Tap, TapKind};
 use metadata_feed::proxmox::custom::Custom;
 use metadata_feed::proxmox::{self, TranslationInput, VmConfig};
@@ -232,7 +232,7 @@ fn instance(text: &str) {
 
 fn composed(xml: &str) {
     let Ok(domain) = LibvirtDomain::parse(xml.as_bytes(), TapNames::Made) else { return };
-    if let Ok(Some(record)) = compose::record(&domain, std::path::Path::new("/nonexistent"), true) {
+    if let Ok(Some(record)) = domain::record(&domain, std::path::Path::new("/nonexistent"), true) {
         served("r.json", &record.to_string());
     }
 }
@@ -284,12 +284,12 @@ fn translated(vmi: &Vmi, file: &str) {
 }
 
 fn review(text: &str) {
-    _ = webhook::answer(text.as_bytes(), webhook::rules::judge);
+    _ = webhook::answer(text.as_bytes(), webhook::review::judge_vm);
     let object = parser::json(text).unwrap_or_else(|_| Value::from(text));
     let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
         "uid": UUID, "operation": "CREATE", "namespace": "n", "name": "vm-a",
         "object": {"spec": {"template": {"metadata": {"annotations": object}, "spec": {"domain": {}}}}}, "oldObject": null}});
-    _ = webhook::answer(review.to_string().as_bytes(), webhook::rules::judge);
+    _ = webhook::answer(review.to_string().as_bytes(), webhook::review::judge_vm);
 }
 
 /// Posts a body to each path that takes one, and makes the messages of what is forwarded.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use metadata_common::run::SOCKET;
 
 /// Longest silence of the agent.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Most bytes of a response: four times the status of a full node with every port.
 const ANSWER_MAX: u64 = 64 << 20;
 /// Most bytes of a response's head.
@@ -85,7 +85,7 @@ pub struct StatusRequest<'a> {
     /// The request body.
     pub body: &'a [u8],
     /// Longest silence of the agent.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 /// A response.
@@ -102,7 +102,7 @@ pub struct StatusResponse {
 /// # Errors
 /// [`ClientError`] without a successful response.
 pub fn get(run: &Path, path: &str) -> Result<Vec<u8>, ClientError> {
-    let question = StatusRequest { method: "GET", path, fields: &[], body: &[], patience: PATIENCE };
+    let question = StatusRequest { method: "GET", path, fields: &[], body: &[], timeout: TIMEOUT };
     let StatusResponse { status, body } = ask(run, &question)?;
     if status == 200 {
         return Ok(body);
@@ -164,8 +164,8 @@ pub fn open(run: &Path, question: &StatusRequest<'_>) -> Result<StreamedResponse
 }
 
 fn exchange(mut stream: UnixStream, question: &StatusRequest<'_>) -> io::Result<StreamedResponse> {
-    stream.set_read_timeout(Some(question.patience))?;
-    stream.set_write_timeout(Some(question.patience))?;
+    stream.set_read_timeout(Some(question.timeout))?;
+    stream.set_write_timeout(Some(question.timeout))?;
     let sent = stream.write_all(&head(question)).and_then(|()| stream.write_all(question.body));
     match read_head(&mut stream) {
         Ok((status, begun)) => Ok(StreamedResponse { status, begun, stream, sent: sent.is_ok() }),
@@ -197,7 +197,9 @@ fn read_head(stream: &mut impl io::Read) -> io::Result<(u16, Vec<u8>)> {
 fn head(question: &StatusRequest<'_>) -> Vec<u8> {
     let StatusRequest { method, path, fields, body, .. } = question;
     let mut head = format!("{method} {path} HTTP/1.0\r\nHost: agent\r\n");
-    fields.iter().for_each(|field| head.extend([field, "\r\n"]));
+    for field in *fields {
+        head.extend([field, "\r\n"]);
+    }
     if !body.is_empty() {
         head.push_str(&format!("Content-Length: {}\r\n", body.len()));
     }
@@ -312,8 +314,8 @@ mod tests {
             }
         });
         let body = vec![b'x'; 4 << 20];
-        let patience = super::PATIENCE;
-        let question = StatusRequest { method: "PUT", path: "/", fields: &[], body: &body, patience };
+        let timeout = super::TIMEOUT;
+        let question = StatusRequest { method: "PUT", path: "/", fields: &[], body: &body, timeout };
         let reply = ask(run.path(), &question).expect("an answer");
         assert_eq!((reply.status, &*reply.body), (413, &b"too large"[..]));
         serving.join().expect("a client");

@@ -330,7 +330,9 @@ impl Core {
     pub fn listed(&mut self, origin: VmiOrigin, keys: &BTreeSet<String>, now: Instant) {
         let here = self.vmis.iter().filter(|(_, known)| known.origins.contains(&origin));
         let lost: Vec<_> = here.filter(|(key, _)| !keys.contains(*key)).map(|(key, _)| key.clone()).collect();
-        lost.iter().for_each(|key| self.gone(origin, key, now));
+        for key in &lost {
+            self.gone(origin, key, now);
+        }
     }
 
     /// Handles an event of a pod.
@@ -484,7 +486,9 @@ impl Core {
                 self.retract(key);
             }
         }
-        pods.iter().for_each(|uid| self.refresh(key, uid, now));
+        for uid in &pods {
+            self.refresh(key, uid, now);
+        }
     }
 
     /// Returns whether a pod belongs to another VMI, and reports that once. The VMI that named a pod first keeps it,
@@ -679,7 +683,9 @@ impl Core {
     fn drop_vmi(&mut self, key: &str) {
         let Some(known) = self.vmis.get(key) else { return };
         let uids: Vec<_> = known.instances.keys().cloned().collect();
-        uids.iter().for_each(|uid| self.remove_instance(key, uid));
+        for uid in &uids {
+            self.remove_instance(key, uid);
+        }
         self.retract(key);
         let Some(known) = self.vmis.remove(key) else { return };
         self.changed = true;

@@ -1,6 +1,5 @@
 //! Connects the core with the watches, the pods, the hook and the clock.
 
-use crate::state::save_queue::{SaveQueue, StateFile};
 use metadata_common::mac::Mac;
 use metadata_common::share::ShareReport;
 use metadata_content::record::{Record, RecordLimits};
@@ -13,22 +12,22 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use super::client::{ApiWatch, Reports, Update};
 use super::core::{Action, Core, JobResult, VmiOrigin};
-use super::events::Reports;
 use super::hook::{HookCall, Point};
 use super::volumes::ReadVolumes;
-use super::watch::{ApiWatch, Update};
-use super::{KubevirtOptions, NODE_VARIABLE, VolumeCache, client, events, hook, kept};
+use super::{KubevirtOptions, NODE_VARIABLE, VolumeCache, client, hook, kept};
 use crate::contact::Contact;
 use crate::pods::{Inlets, PodDirectories, PodEvent, PodUid, Pods, PodsError, Volumes};
 use crate::publisher::{MemoryFreed, Publisher};
 use crate::source::Services;
+use crate::state::save_queue::{SaveQueue, StateFile};
 use crate::{FeedError, FeedEvent};
 
 /// Most events of a watch that wait for the feed; a full queue makes the watch wait.
 const QUEUE: usize = 256;
 /// How long a start waits for the API server's list. The agent then serves the VMIs of the kept file.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the feed then waits for launcher discovery. Reporting [`FeedEvent::Synced`] earlier would release taps the
 /// previous agent left closed.
 const LOOKS: Duration = Duration::from_secs(60);
@@ -182,7 +181,7 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
             tasks.spawn(ApiWatch::new((origin, &node), client.clone(), pace, contact, updates).follow());
         }
         if options.events {
-            tasks.spawn(events::write(client, node.clone(), reports.clone()));
+            tasks.spawn(client::write(client, node.clone(), reports.clone()));
         }
     }
     let admitting = tx.clone();
@@ -203,7 +202,7 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
         unlisted,
         waiting: Vec::new(),
         synced: false,
-        patience: now + PATIENCE,
+        sync_by: now + LIST_TIMEOUT,
         kept,
         saves,
         keep_at: None,
@@ -236,7 +235,7 @@ struct Run {
     waiting: Vec<(String, oneshot::Sender<()>)>,
     synced: bool,
     /// When to publish [`FeedEvent::Synced`] at the latest.
-    patience: Instant,
+    sync_by: Instant,
     kept: Option<PathBuf>,
     saves: SaveQueue,
     keep_at: Option<Instant>,
@@ -281,7 +280,9 @@ impl Run {
         match kept::read(path) {
             Ok(vmis) => {
                 let now = std::time::Instant::now();
-                vmis.into_iter().for_each(|vmi| self.core.applied(VmiOrigin::Kept, vmi, now));
+                for vmi in vmis {
+                    self.core.applied(VmiOrigin::Kept, vmi, now);
+                }
                 self.core.has_changed();
             }
             Err(error) => {
@@ -423,8 +424,8 @@ impl Run {
     /// Publishes [`FeedEvent::Synced`] once, after everything that existed at the start.
     async fn sync(&mut self) -> Result<(), ReceiverDropped> {
         let now = Instant::now();
-        let listed = self.unlisted.is_empty() || now >= self.patience;
-        let looked = self.core.is_settled() || now >= self.patience + LOOKS;
+        let listed = self.unlisted.is_empty() || now >= self.sync_by;
+        let looked = self.core.is_settled() || now >= self.sync_by + LOOKS;
         if !self.synced && listed && looked {
             self.synced = true;
             self.tx.publish(FeedEvent::Synced).await.map_err(|_| ReceiverDropped)?;
@@ -453,13 +454,12 @@ impl Run {
     fn due(&self) -> Instant {
         let core = self.core.deadline().map(Instant::from_std);
         let keep = self.keep_at;
-        let patience = [self.patience, self.patience + LOOKS]
-            .into_iter()
-            .find(|at| !self.synced && *at > Instant::now());
+        let sync =
+            [self.sync_by, self.sync_by + LOOKS].into_iter().find(|at| !self.synced && *at > Instant::now());
         let job = self.core.next_job_at().filter(|_| self.translating.is_none()).map(Instant::from_std);
         let far = Instant::now() + Duration::from_secs(3_600);
         let (shares, sweep) = (self.shares_at, Some(self.sweep_at));
-        [core, keep, patience, job, shares, sweep].into_iter().flatten().fold(far, Instant::min)
+        [core, keep, sync, job, shares, sweep].into_iter().flatten().fold(far, Instant::min)
     }
 }
 
@@ -578,13 +578,13 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::{
-        Core, Instant, Launchers, PATIENCE, Pauses, PodEvent, PodUid, PodsError, Publisher, Reports, Run,
+        Core, Instant, LIST_TIMEOUT, Launchers, Pauses, PodEvent, PodUid, PodsError, Publisher, Reports, Run,
         SPREAD, SWEEP_EVERY, SaveQueue, WatchPacing,
     };
     use crate::FeedEvent;
+    use crate::kubevirt::client::Update;
     use crate::kubevirt::core::VmiOrigin;
     use crate::kubevirt::translate::VolumeFiles;
-    use crate::kubevirt::watch::Update;
     use crate::kubevirt::{KubevirtOptions, Vmi, VolumeCache};
     use crate::pods::{Pod, Tap, TapKind, Volumes};
 
@@ -625,7 +625,7 @@ mod tests {
             unlisted: BTreeSet::new(),
             waiting: Vec::new(),
             synced: false,
-            patience: Instant::now() + PATIENCE,
+            sync_by: Instant::now() + LIST_TIMEOUT,
             kept: None,
             saves: SaveQueue::default(),
             keep_at: None,

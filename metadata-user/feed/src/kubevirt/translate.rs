@@ -1,14 +1,11 @@
 //! Translates a VMI and its pod into a record. This module reads only through its arguments.
 
 mod data;
-mod names;
-mod problem;
 
 #[cfg(test)]
 mod tests;
 
 pub use data::{METADATA_CHARS, METADATA_KEYS};
-pub use problem::{MAX_PROBLEMS, VmiProblem};
 
 use bytes::Bytes;
 use data::{Data, DataSources, NetworkDocument, data};
@@ -16,16 +13,15 @@ use metadata_common::mac::Mac;
 use metadata_common::port::PortName;
 use metadata_content::record::{Credential, Record, RecordLimits, USER_DATA_MAX};
 use metadata_links::inlet;
-use names::{Names, names};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::InstanceId;
-use super::options::{ENABLED, INSTANCE_TYPES};
+use super::{ENABLED, INSTANCE_TYPES, InstanceId};
 use crate::kubevirt::vmi::{NicBinding, Vmi, VmiInterface, station_mac};
 use crate::kubevirt::{KubevirtOptions, Passt};
-use crate::pods::{Pod, TapKind};
+use crate::memory_budget::MemoryExhausted;
+use crate::pods::{Pod, TapKind, names_of};
 
 /// The files of one volume, by name.
 pub type VolumeFiles = BTreeMap<String, Bytes>;
@@ -101,28 +97,25 @@ pub fn translate(
     let mut problems = Vec::new();
     let Nics { served: nics, inlet } = nics(vmi, pod, options, &mut problems);
     if nics.is_empty() {
-        return VmiTranslation {
-            outcome: TranslationOutcome::Unserved,
-            problems: problem::first_of(problems),
-            inlet,
-        };
+        return VmiTranslation { outcome: TranslationOutcome::Unserved, problems: first_of(problems), inlet };
     }
     let found = data(&DataSources { vmi, read, options }, &mut problems);
-    let record = match problems.iter().any(VmiProblem::withholds) {
-        true => None,
-        false => match record(vmi, &nics, found, options, limits, &mut problems) {
+    let record = if problems.iter().any(VmiProblem::withholds) {
+        None
+    } else {
+        match record(vmi, &nics, found, options, limits, &mut problems) {
             Ok(record) => Some(record),
             Err(reason) => {
                 problems.push(VmiProblem::Record(reason));
                 None
             }
-        },
+        }
     };
     let outcome = match record {
         Some(record) => TranslationOutcome::Record(Box::new(record)),
         None => TranslationOutcome::Expect(nics.into_iter().map(|nic| (nic.port, nic.mac)).collect()),
     };
-    VmiTranslation { outcome, problems: problem::first_of(problems), inlet }
+    VmiTranslation { outcome, problems: first_of(problems), inlet }
 }
 
 /// Assembles the record. It goes through the parser of record files, so that the same rules apply.
@@ -148,7 +141,9 @@ fn record(
         && record.credentials.resolve(Credential::ServiceAccount, &token).is_err()
     {
         problems.push(VmiProblem::Token);
-        record.credentials.service_account.iter_mut().for_each(|account| account.token = None);
+        if let Some(account) = &mut record.credentials.service_account {
+            account.token = None;
+        }
     }
     Ok(record)
 }
@@ -450,4 +445,280 @@ fn mac(vmi: &Vmi, nic: &VmiInterface, names: &Names, pod: &Pod) -> Result<Mac, V
     let in_pod = || names.pod_nics.iter().find_map(|name| of_nic(name).or_else(|| of_tap(name)));
     let mac = in_domain.or_else(in_pod);
     mac.ok_or_else(|| VmiProblem::NoMac { nic: nic.name.clone(), pod_nics: names.pod_nics.clone() })
+}
+
+// The possible names of a NIC's devices in its pod.
+
+/// The possible names of a NIC's devices, the most likely first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Names {
+    /// Its tap.
+    taps: Vec<String>,
+    /// The pod's NIC, from which the guest takes its MAC if the VMI gives none.
+    pod_nics: Vec<String>,
+}
+
+/// Returns the device names of the NIC on a network of the VMI.
+///
+/// KubeVirt before 0.59 numbers secondary networks; later versions hash the network's name. Each name stays for the
+/// life of the VM, through migrations too. Only the VMI's status shows which scheme applies, and it arrives late.
+fn names(vmi: &Vmi, network: &str) -> Names {
+    let told = vmi.status.interfaces.iter().find(|there| there.name.as_deref() == Some(network));
+    let told = told.and_then(|there| there.pod_interface_name.clone()).filter(|name| !name.is_empty());
+    let mut secondary = vmi.spec.networks.iter().filter(|network| network.is_secondary());
+    let at = secondary.position(|there| there.name == network);
+    let usual = names_of(network, at.map(|at| at + 1));
+    // The primary tap's name is fixed; the others derive from the pod NIC's name.
+    let by_status = told.as_deref().filter(|_| at.is_some()).and_then(|nic| nic.get(3..));
+    let by_status = by_status.map(|rest| format!("tap{rest}"));
+    Names {
+        taps: distinct(by_status.into_iter().chain(usual.iter().map(|names| names.tap.clone()))),
+        pod_nics: distinct(told.into_iter().chain(usual.into_iter().map(|names| names.pod))),
+    }
+}
+
+/// Removes duplicates: the names from the status usually equal the derived ones.
+fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    names.filter(|name| seen.insert(name.clone())).collect()
+}
+
+// The reasons why a VM, or a part of it, is not served.
+
+/// Most problems of a VM that are named; the author of a VMI chooses how many it has.
+pub const MAX_PROBLEMS: usize = 16;
+
+/// A problem, with a message for the VM's owner. No message repeats the content of a Secret or of user-data.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum VmiProblem {
+    /// The pod's launcher is not found, so the VM's taps are unknown.
+    #[error("the launcher of pod `{pod}` is not found yet; the agent keeps looking: {reason}")]
+    Launcher {
+        /// The pod's UID.
+        pod: String,
+        /// Why the last search failed.
+        reason: String,
+    },
+    /// A limit keeps the agent from watching this pod or one of its volumes.
+    #[error("pod `{pod}`: {reason}")]
+    Unfollowed {
+        /// The pod's UID.
+        pod: String,
+        /// Which limit is reached.
+        reason: String,
+    },
+    /// The NIC's binding has no tap.
+    #[error(
+        "NIC `{nic}`: binding `{binding}` is not served because it has no tap; use masquerade, bridge or a plugin with \
+         a tap for the NIC that asks for metadata"
+    )]
+    Binding {
+        /// The NIC.
+        nic: String,
+        /// The binding's name in the VMI.
+        binding: String,
+    },
+    /// The NIC is on passt, and the options do not serve passt.
+    #[error(
+        "NIC `{nic}`: binding `{binding}` is not served because it has no tap; use masquerade, bridge or a plugin with \
+         a tap for the NIC that asks for metadata, or have the agent serve the pod's own sockets by \
+         `kubevirt: {{passt: listen}}`"
+    )]
+    Passt {
+        /// The NIC.
+        nic: String,
+        /// The binding's name in the VMI.
+        binding: String,
+    },
+    /// The inlet for the NIC on passt does not exist yet.
+    #[error(
+        "NIC `{nic}`: the agent cannot accept passt's connections in its pod yet; if this lasts, the agent's log has the reason"
+    )]
+    Inlet {
+        /// The NIC.
+        nic: String,
+    },
+    /// The plugin's device is not a tap.
+    #[error(
+        "NIC `{nic}`: expected a tap, found `{device}` of another kind: no XDP program sees its guest's frames"
+    )]
+    NoTap {
+        /// The NIC.
+        nic: String,
+        /// The device.
+        device: String,
+    },
+    /// The plugin's tap does not exist yet, and may never exist.
+    #[error("NIC `{nic}`: expected a tap `{}` of binding plugin `{plugin}`, found none yet", taps.join("` or `"))]
+    PluginTap {
+        /// The NIC.
+        nic: String,
+        /// The plugin.
+        plugin: String,
+        /// The possible names of the tap.
+        taps: Vec<String>,
+    },
+    /// The NIC's MAC is not known yet.
+    #[error("NIC `{nic}`: no `macAddress`, and expected a NIC `{}` in the pod to take it from, found none yet", pod_nics.join("` or `"))]
+    NoMac {
+        /// The NIC.
+        nic: String,
+        /// The possible names of the pod's NIC.
+        pod_nics: Vec<String>,
+    },
+    /// The NIC's `macAddress` is not a unicast MAC.
+    #[error("NIC `{nic}`: `macAddress` is not the MAC address of one station")]
+    BadMac {
+        /// The NIC.
+        nic: String,
+    },
+    /// A volume of the pod does not exist yet.
+    #[error("{field}: volume `{volume}` of the pod does not exist yet")]
+    Volume {
+        /// The field it is for.
+        field: &'static str,
+        /// Its name.
+        volume: String,
+    },
+    /// A volume of the pod cannot be read.
+    #[error("{field}: volume `{volume}` of the pod cannot be read: {reason}")]
+    Unreadable {
+        /// The field it is for.
+        field: &'static str,
+        /// Its name.
+        volume: String,
+        /// The reason.
+        reason: String,
+    },
+    /// A Secret or ConfigMap lacks the expected key.
+    #[error("{field}: expected a key {keys} in volume `{volume}`, found none of them")]
+    Key {
+        /// The field it is for.
+        field: &'static str,
+        /// The volume.
+        volume: String,
+        /// The keys that would serve.
+        keys: &'static str,
+    },
+    /// A field is not base64.
+    #[error("{field}: expected standard base64, found something else")]
+    Base64 {
+        /// The field.
+        field: &'static str,
+    },
+    /// A payload exceeds its limit.
+    #[error("{field}: expected at most {limit} bytes, found {found}")]
+    TooLarge {
+        /// The field.
+        field: &'static str,
+        /// The limit in bytes.
+        limit: usize,
+        /// The payload's length in bytes.
+        found: usize,
+    },
+    /// The network data is in no known form.
+    #[error(
+        "networkData: expected cloud-init's network-config, version 1 or 2, or OpenStack's network_data.json with links and \
+         networks; found another form, which the VM reads from its disk only"
+    )]
+    NetworkForm,
+    /// A custom metadata key that is omitted.
+    #[error("metaData: key `{key}` is omitted: {reason}")]
+    Metadata {
+        /// The key.
+        key: String,
+        /// The reason.
+        reason: &'static str,
+    },
+    /// A key of a Secret that is not a public key.
+    #[error("accessCredentials: `{file}` of Secret `{secret}` is omitted: expected public keys, one a line")]
+    PublicKey {
+        /// The Secret.
+        secret: String,
+        /// The key in the Secret.
+        file: String,
+    },
+    /// The public keys of a Secret, or of all of the VM's Secrets, exceed a limit.
+    #[error(
+        "accessCredentials: Secret `{secret}`: {reason}; put fewer keys into it, or user-data that fetches them"
+    )]
+    PublicKeys {
+        /// The Secret, the first of those that are too much.
+        secret: String,
+        /// Which limit is exceeded.
+        reason: PublicKeyError,
+    },
+    /// A VM has more access credentials than a pod may have volumes.
+    #[error(
+        "accessCredentials: expected at most {limit} Secrets of public keys, found {found}; join some of them"
+    )]
+    Credentials {
+        /// The limit.
+        limit: usize,
+        /// The number of Secrets.
+        found: usize,
+    },
+    /// Problems beyond the limit of those that are named.
+    #[error("and {0} more problems; solve the ones above first")]
+    More(usize),
+    /// The service account's token is not a JWT with an expiry.
+    #[error("token: expected a JWT with an expiry, found something else")]
+    Token,
+    /// The list of VMIs that an earlier release kept lacks what names the VM's owner.
+    #[error("the VM's owner is not known until the API server answers: an earlier release did not keep it")]
+    Owner,
+    /// The record exceeds the memory for records.
+    #[error("{0}")]
+    Room(MemoryExhausted),
+    /// The record parser refuses the result.
+    #[error("{0}")]
+    Record(String),
+}
+
+impl VmiProblem {
+    /// True for a problem that withholds the whole VM until it is solved. A guest that boots with half of its data
+    /// never asks for the rest.
+    #[must_use]
+    pub fn withholds(&self) -> bool {
+        matches!(
+            self,
+            Self::Volume { .. }
+                | Self::Unreadable { .. }
+                | Self::Key { .. }
+                | Self::Base64 { .. }
+                | Self::TooLarge { .. }
+                | Self::Owner
+                | Self::PublicKeys { .. }
+                | Self::Credentials { .. }
+                | Self::Room(_)
+                | Self::Record(_)
+        )
+    }
+
+    /// True for a problem that may pass by itself in the first moments of a pod.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::Volume { .. }
+                | Self::Key { .. }
+                | Self::NoMac { .. }
+                | Self::PluginTap { .. }
+                | Self::Inlet { .. }
+                | Self::Launcher { .. }
+                | Self::Owner
+        )
+    }
+}
+
+/// The first problems, and how many more there are. Those that withhold the VM come first, so that none of them is
+/// lost.
+fn first_of(mut problems: Vec<VmiProblem>) -> Vec<VmiProblem> {
+    if problems.len() > MAX_PROBLEMS {
+        problems.sort_by_key(|problem| !problem.withholds());
+        let more = problems.len() - MAX_PROBLEMS;
+        problems.truncate(MAX_PROBLEMS);
+        problems.push(VmiProblem::More(more));
+    }
+    problems
 }

@@ -53,10 +53,10 @@ impl Vmi {
     /// [`VmiError`] with the field of unexpected form.
     pub fn read(json: &[u8]) -> Result<Self, VmiError> {
         let vmi: Self = parser::json(json).map_err(|error| VmiError { field: error.field })?;
-        match vmi.metadata.name.is_empty() || vmi.metadata.namespace.is_empty() {
-            true => Err(VmiError { field: "metadata.name".into() }),
-            false => Ok(vmi),
+        if vmi.metadata.name.is_empty() || vmi.metadata.namespace.is_empty() {
+            return Err(VmiError { field: "metadata.name".into() });
         }
+        Ok(vmi)
     }
 
     /// Decodes a VMI from a parsed document.

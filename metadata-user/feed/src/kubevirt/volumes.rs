@@ -279,7 +279,9 @@ impl ReadVolumes for VolumeCache {
         let mut kept = self.kept();
         let Some(entries) = kept.pods.get(pod) else { return };
         let gone: Vec<_> = entries.keys().filter(|name| !volumes.contains(*name)).cloned().collect();
-        gone.iter().for_each(|name| kept.drop_entry(pod, name));
+        for name in &gone {
+            kept.drop_entry(pod, name);
+        }
     }
 }
 

@@ -7,31 +7,28 @@
 //! What it refuses is also in a file beside the record, from which the agent's status has it. The next good version
 //! of the record, or the end of the domain, removes that file.
 
-use std::ffi::OsString;
-use std::fs;
-use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::net::UnixStream;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
 use clap::Args;
-use serde_json::Value;
-
-use super::compose::Composition;
-use super::domain::{self, LibvirtDomain, SkippedInterface, TapNames};
-use super::syslog::{self, Log, Severity};
-use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, NAMESPACE, XML_BYTES, io_error};
-use crate::directory::{REFUSAL, REFUSAL_BYTES};
-use crate::record_part;
-use crate::state::private_file;
 use metadata_common::printable::Printable;
 use metadata_common::run::{DEFAULT_RUN, SOCKET};
 use metadata_content::record::{Record, RecordLimits, Warning};
+use serde_json::Value;
+use std::ffi::OsString;
+use std::io::{Read, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{fs, io};
+
+use super::domain::{Composition, LibvirtDomain, SkippedInterface, TapNames, shown};
+use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, NAMESPACE, XML_BYTES, domain, io_error};
+use crate::directory::{REFUSAL, REFUSAL_BYTES};
+use crate::record_part;
+use crate::state::private_file;
 
 /// Longest run of the hook; the domain waits for it.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The widest limits of a record. The agent's configuration decides how much of them applies.
 const LIMITS: RecordLimits = RecordLimits {
@@ -100,11 +97,11 @@ pub fn is_asked(words: impl IntoIterator<Item = OsString>) -> bool {
     words.into_iter().nth(1).is_some_and(|verb| verb == VERB)
 }
 
-/// Runs the hook's action and logs the result. Ends the process after [`PATIENCE`].
+/// Runs the hook's action and logs the result. Ends the process after [`TIMEOUT`].
 pub fn run(arguments: &HookArgs) {
-    let log = Log::new(Path::new(syslog::SOCKET), &arguments.guest.to_string_lossy());
+    let log = Log::new(Path::new(SYSLOG), &arguments.guest.to_string_lossy());
     let watched = std::thread::Builder::new().spawn(|| {
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(TIMEOUT);
         std::process::exit(0);
     });
     if let Err(error) = watched {
@@ -167,7 +164,7 @@ fn refuse(room: &Path, name: &str, uuid: &str, error: &LibvirtError, log: &Log) 
     let remedy = format!(
         "; then run `virsh dumpxml {uuid} | /etc/libvirt/hooks/qemu.d/xdp-imds {uuid} reconnect begin -`\n"
     );
-    let mut text = format!("domain {}: {error}", domain::shown(name));
+    let mut text = format!("domain {}: {error}", shown(name));
     text.truncate(text.floor_char_boundary(REFUSAL_BYTES - remedy.len()));
     text.push_str(&remedy);
     if let Err(error) = put(room, &path(room, uuid).with_extension(REFUSAL), &text) {
@@ -252,7 +249,9 @@ fn described(is: &str, record: &Record) -> String {
 fn tell(is_new: bool, text: &str, warnings: impl Iterator<Item = String>, log: &Log) {
     let say = |severity, text: &str| if is_new { log.say(severity, text) } else { log.print(text) };
     say(Severity::Info, text);
-    warnings.for_each(|warning| say(Severity::Warning, &warning));
+    for warning in warnings {
+        say(Severity::Warning, &warning);
+    }
 }
 
 /// True if no agent serves what is in this run directory. A socket that this program may not enter tells nothing.
@@ -296,11 +295,80 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs())
 }
 
+// The host's log. libvirt shows a hook's standard error only at debug level.
+
+/// The datagram socket of syslog and the journal (RFC 3164).
+const SYSLOG: &str = "/dev/log";
+
+/// Most bytes of a line: RFC 3164 §4.1 limits a packet to 1024 with its header.
+const LINE: usize = 960;
+
+/// The facility `LOG_DAEMON` (syslog(3)).
+const DAEMON: u8 = 3 << 3;
+
+/// The severity in syslog's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// The operator needs to act.
+    Error = 3,
+    /// A part of the metadata is not served.
+    Warning = 4,
+    /// Normal operation.
+    Info = 6,
+}
+
+/// A log on standard error and in syslog. It ignores its own failures.
+#[derive(Debug)]
+pub struct Log {
+    socket: Option<(UnixDatagram, PathBuf)>,
+    guest: String,
+}
+
+impl Log {
+    /// Opens a log of the hook's work for `guest`.
+    #[must_use]
+    pub fn new(socket: &Path, guest: &str) -> Self {
+        // A reader that does not drain the socket must not block a domain.
+        let opened = UnixDatagram::unbound().and_then(|own| own.set_nonblocking(true).map(|()| own));
+        Self { socket: opened.ok().map(|own| (own, socket.to_owned())), guest: shown(guest) }
+    }
+
+    /// Prints a text for whoever runs the hook by hand, one message for each line. The host's log does not get it, because
+    /// libvirt reports every domain again whenever it restarts.
+    pub fn print(&self, text: &str) {
+        for line in self.lines(text) {
+            _ = writeln!(io::stderr(), "xdp-imds: {line}");
+        }
+    }
+
+    fn lines(&self, text: &str) -> impl Iterator<Item = String> {
+        text.lines().filter(|line| !line.is_empty()).map(|line| {
+            let mut line = format!("{}: {}", self.guest, Printable(line));
+            line.truncate(line.floor_char_boundary(LINE));
+            line
+        })
+    }
+
+    /// Logs a text, one message for each line.
+    pub fn say(&self, severity: Severity, text: &str) {
+        for line in self.lines(text) {
+            let written = writeln!(io::stderr(), "xdp-imds: {line}");
+            let sent = self.socket.as_ref().map(|(own, socket)| {
+                let priority = DAEMON | severity as u8;
+                let id = std::process::id();
+                own.send_to(format!("<{priority}>xdp-imds-hook[{id}]: {line}").as_bytes(), socket)
+            });
+            drop((written, sent));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::{UnixDatagram, UnixListener};
+
+    use super::*;
 
     const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 
@@ -569,5 +637,28 @@ mod tests {
         for (line, expected) in cases {
             assert_eq!(is_asked(line.split(' ').map(OsString::from)), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn each_line_is_one_message_with_its_severity() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("log");
+        let syslog = UnixDatagram::bind(&path).expect("a socket");
+        let log = Log::new(&path, "we\nb");
+        log.say(Severity::Error, &format!("one\n\n{}", "ü".repeat(1_000)));
+        let id = std::process::id();
+        let mut heard = [0; 4_096];
+        let mut hear = || {
+            let len = syslog.recv(&mut heard).expect("a message");
+            String::from_utf8(heard[..len].to_vec()).expect("UTF-8")
+        };
+        assert_eq!(hear(), format!("<27>xdp-imds-hook[{id}]: we\\nb: one"));
+        let long = hear();
+        assert!(long.len() < 1_024 && long.ends_with('ü'), "{} bytes", long.len());
+    }
+
+    #[test]
+    fn a_log_ignores_its_own_failures() {
+        Log::new(Path::new("/nonexistent/log"), "web").say(Severity::Info, "nothing");
     }
 }

@@ -1,12 +1,16 @@
+use metadata_content::record::{Record, RecordLimits};
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-
-use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::domain::{LibvirtDomain, TapNames, uuid};
-use super::{NAMESPACE, XML_BYTES, compose};
+use super::{NAMESPACE, XML_BYTES, domain, watch};
+use crate::FeedEvent;
+use crate::directory::{REFUSAL, REFUSAL_BYTES};
 use crate::record_part::{DEFAULTS, FILE_BYTES};
-use metadata_content::record::{Record, RecordLimits};
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 const NIC: &str = "<interface type='bridge'><mac address='52:54:00:00:00:01'/><source bridge='br0'/>\
@@ -36,7 +40,7 @@ fn instance(children: &str) -> Result<Value, String> {
 /// The complete record of a domain and its files.
 fn record(xml: &str, files: &Path) -> Record {
     let domain = parse(xml).expect("a domain");
-    let mut value = compose::record(&domain, files, false).expect("composed").expect("a record is asked for");
+    let mut value = domain::record(&domain, files, false).expect("composed").expect("a record is asked for");
     value["generation"] = json!(1);
     Record::parse_within(&RecordLimits::DEFAULT, "record.json", &value.to_string()).expect("a record").0
 }
@@ -290,7 +294,7 @@ fn a_domain_without_metadata_or_file_has_a_record_only_on_request() {
     let room = tempfile::tempdir().expect("a directory");
     fs::write(room.path().join(DEFAULTS), "instance_type: small\n").expect("written");
     let domain = parse(&domain("", NIC)).expect("a domain");
-    let asked = |every| compose::record(&domain, room.path(), every).expect("composed");
+    let asked = |every| domain::record(&domain, room.path(), every).expect("composed");
     assert_eq!(asked(false), None);
     assert_eq!(asked(true).expect("a record")["instance_type"], "small");
     fs::write(room.path().join(format!("{UUID}.yaml")), "# nothing to add\n").expect("written");
@@ -328,7 +332,7 @@ fn the_error_of_an_invalid_file_names_the_file_and_the_reason() {
     for (text, expected) in cases {
         let room = tempfile::tempdir().expect("a directory");
         fs::write(room.path().join(format!("{UUID}.yaml")), text).expect("written");
-        let error = compose::record(&domain, room.path(), false).expect_err(expected).to_string();
+        let error = domain::record(&domain, room.path(), false).expect_err(expected).to_string();
         assert!(error.contains(expected) && !error.contains("sesame"), "{error}");
     }
 }
@@ -338,7 +342,7 @@ fn a_warning_about_a_nic_names_it_and_no_place_in_a_text_that_nobody_wrote() {
     let room = tempfile::tempdir().expect("a directory");
     let domain = parse(&domain(&ours("<i:address mac='52:54:00:00:00:01'/>"), NIC)).expect("a domain");
     let composition =
-        compose::Composition::read(&domain, room.path(), false).expect("read").expect("asked for");
+        domain::Composition::read(&domain, room.path(), false).expect("read").expect("asked for");
     let (_, warnings) = composition.check(&RecordLimits::DEFAULT, &1.into()).expect("valid");
     let [warning] = &warnings[..] else { panic!("{warnings:?}") };
     let warning = warning.to_string();
@@ -356,9 +360,56 @@ fn the_error_of_an_invalid_record_names_the_part_that_makes_it_so() {
         fs::write(room.path().join(file), text).expect("written");
         let domain = parse(&domain(&ours, NIC)).expect("a domain");
         let composition =
-            compose::Composition::read(&domain, room.path(), false).expect("read").expect("asked for");
+            domain::Composition::read(&domain, room.path(), false).expect("read").expect("asked for");
         let error = composition.check(&RecordLimits::DEFAULT, &1.into()).expect_err(file).to_string();
         let shown = room.path().join(file).display().to_string();
         assert!(error.starts_with(&format!("{shown}: ")) && !error.contains(":1:"), "{error}");
     }
+}
+
+// The records that the hook writes, as the agent reads them.
+
+const LONG: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn records_have_their_domains_uuid_as_key() {
+    let room = tempfile::tempdir().expect("a directory");
+    let uuid = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+    let path = room.path().join(format!("{uuid}.json"));
+    fs::write(&path, "{}").expect("written");
+    let (tx, mut events) = mpsc::channel(8);
+    let watching = tokio::spawn(watch(room.path().to_owned(), RecordLimits::DEFAULT, tx));
+    let mut next = async || timeout(LONG, events.recv()).await.expect("in time").expect("an event");
+    let refused = next().await;
+    assert!(matches!(&refused, FeedEvent::Rejected { key, .. } if key == uuid), "{refused:?}");
+    assert!(matches!(next().await, FeedEvent::Synced));
+    fs::remove_file(&path).expect("removed");
+    let removed = next().await;
+    assert!(matches!(&removed, FeedEvent::Remove { key } if key == uuid), "{removed:?}");
+    // What the hook refused: without a record, of a good record, of a record that becomes good, and no longer.
+    let good = include_str!("../../../../tests/vectors/record.yaml");
+    let refusal = path.with_extension(REFUSAL);
+    let good = serde_yaml::from_str::<Value>(good).expect("YAML").to_string();
+    let refused = |next: FeedEvent, reason: &str| {
+        let FeedEvent::Rejected { key, error } = next else { panic!("{next:?}") };
+        assert_eq!((key.as_str(), error.to_string().as_str()), (uuid, reason));
+    };
+    fs::write(&refusal, "domain web: first\n").expect("written");
+    assert!(matches!(next().await, FeedEvent::Remove { .. }));
+    refused(next().await, "domain web: first");
+    fs::write(&path, &good).expect("written");
+    assert!(matches!(next().await, FeedEvent::Upsert { .. }), "the record is good");
+    refused(next().await, "domain web: first");
+    fs::write(&refusal, "x".repeat(3 * REFUSAL_BYTES)).expect("written");
+    assert!(matches!(next().await, FeedEvent::Upsert { .. }));
+    refused(next().await, &"x".repeat(REFUSAL_BYTES));
+    fs::remove_file(&refusal).expect("removed");
+    let again = next().await;
+    assert!(matches!(&again, FeedEvent::Upsert { key, .. } if key == uuid), "nothing is refused: {again:?}");
+    // No other file of that ending is read.
+    fs::write(room.path().join("web.refused"), "no").expect("written");
+    fs::remove_file(&path).expect("removed");
+    assert!(matches!(next().await, FeedEvent::Remove { .. }));
+    drop(events);
+    timeout(LONG, watching).await.expect("in time").expect("no panic").expect("a good end");
 }

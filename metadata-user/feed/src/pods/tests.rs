@@ -1,4 +1,7 @@
-use super::{MAX_PODS, MAX_VOLUMES, PodDirectories, PodEvent, PodUid, Pods, PodsError};
+use super::{
+    MAX_PODS, MAX_VOLUMES, PodDirectories, PodEvent, PodUid, Pods, PodsError, UID_MAX, VOLUME_MAX, is_volume,
+    names_of,
+};
 use crate::source::{TAKEOVER_PAUSE, TakeoverPause};
 use std::collections::BTreeSet;
 use std::fs;
@@ -169,4 +172,46 @@ async fn inlets_are_left_alone_for_a_while_before_a_takeover() {
     pause.begin();
     assert!(!ends_within(TAKEOVER_PAUSE * 3 / 4).await, "each call begins anew");
     assert!(ends_within(TAKEOVER_PAUSE / 2).await);
+}
+
+#[test]
+fn only_what_kubelet_names_directories_by_is_a_uid() {
+    let longest = "a".repeat(UID_MAX);
+    for text in ["6f1b0c1e-8a55-4c8e-9d53-0a5a3f0e7b11", "0d1c5b0f9f0f4f5f8c9e0a1b2c3d4e5f", "A", &longest] {
+        assert_eq!(text.parse::<PodUid>().expect(text).as_str(), text);
+    }
+    let too_long = "a".repeat(UID_MAX + 1);
+    for text in ["", ".", "..", "a/b", "../a", "a\0", "-a", "a b", "ä", &too_long] {
+        let error = text.parse::<PodUid>().expect_err(text);
+        assert!(error.to_string().contains("hyphens"), "{error}");
+    }
+}
+
+#[test]
+fn only_what_kubernetes_takes_is_a_volume() {
+    let longest = "v".repeat(VOLUME_MAX);
+    for name in ["imds-token", "cloudinit-udata", "v1.2", &longest] {
+        assert!(is_volume(name), "{name}");
+    }
+    for name in ["", ".", "..", "..data", ".a", "a/b", "A", "a_b", "a\0", &"v".repeat(VOLUME_MAX + 1)] {
+        assert!(!is_volume(name), "{name}");
+    }
+}
+
+#[test]
+fn the_primary_network_has_fixed_names() {
+    let names = names_of("default", None);
+    assert_eq!(names.len(), 1);
+    assert_eq!((&*names[0].tap, &*names[0].bridge), ("tap0", "k6t-eth0"));
+}
+
+#[test]
+fn secondary_networks_are_named_by_hash_and_formerly_by_number() {
+    // printf blue | sha256sum
+    let names = names_of("blue", Some(2));
+    let all: Vec<_> = names.iter().map(|n| (&*n.pod, &*n.tap, &*n.bridge)).collect();
+    assert_eq!(all, [("pod16477688c0e", "tap16477688c0e", "k6t-16477688c0e"), ("net2", "tap2", "k6t-net2")]);
+    for name in names.iter().flat_map(|names| [&names.pod, &names.tap, &names.bridge]) {
+        assert!(name.len() <= 15, "{name}");
+    }
 }

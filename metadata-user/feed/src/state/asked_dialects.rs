@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use metadata_content::record::{Dialect, Dialects};
 
+use crate::state::StateFileKind;
 use crate::state::private_file;
-use crate::state::state_file::StateFileKind;
 
 /// The file's name in the state directory.
 pub const FILE: &str = "dialects";

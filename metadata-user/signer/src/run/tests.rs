@@ -1,6 +1,6 @@
 use super::run;
-use crate::certificate::CertificateFiles;
 use crate::directory::make;
+use crate::documents::CertificateFiles;
 use crate::key::Algorithm;
 use crate::openssl::Operator;
 use crate::wire::{

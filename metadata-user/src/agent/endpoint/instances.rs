@@ -15,10 +15,8 @@
 //! force, so a record answered with 200 or 201 survives the agent. A change is completed even if its client
 //! disconnects.
 
-mod answer;
-mod ask;
-mod conditions;
-mod record;
+mod representation;
+mod request;
 #[cfg(test)]
 mod tests;
 
@@ -40,17 +38,19 @@ use super::{Agent, ControlRequest};
 use crate::agent::node::{ClearedData, TaggedRecord, etag};
 use crate::agent::registration_store::RegistrationStore;
 use crate::config::Config;
-use answer::{ProblemResponse, absent, busy, clash, json, not_attached, not_kept, still_on_disk, too_many};
-pub(super) use answer::{RefusalReason, no_method, no_path};
-pub(crate) use ask::{CheckedRegistration, InstanceRequest};
-use ask::{Named, PortWait};
-use conditions::RequestConditions;
 use metadata_content::record::RecordLimits;
 use metadata_control::instances::{ApiProblem, Instance, RegistrationOutcome};
 use metadata_feed::registry::RecordId;
 use metadata_feed::state::save_queue::StateFile;
 #[cfg(test)]
-use record::BODY_MAX;
+use representation::BODY_MAX;
+use representation::{
+    ProblemResponse, absent, busy, clash, json, not_attached, not_kept, still_on_disk, too_many,
+};
+pub(super) use representation::{RefusalReason, no_method, no_path};
+use request::RequestConditions;
+pub(crate) use request::{CheckedRegistration, InstanceRequest};
+use request::{Named, PortWait};
 
 /// Limit on clients that wait for the ports of their VM. Further clients are refused, and nothing changes.
 pub(crate) const WAITS: usize = 16;
@@ -67,7 +67,7 @@ const OPENAPI: &str = include_str!("instances/openapi.json");
 /// Shared by all requests that change instances.
 #[derive(Debug)]
 pub(crate) struct Registrar {
-    shelf: RegistrationStore,
+    store: RegistrationStore,
     limits: ArcSwap<RecordLimits>,
     /// Held during a change.
     turn: Mutex<()>,
@@ -78,7 +78,7 @@ impl Registrar {
     /// Stores records below the state directory of the configuration.
     pub(crate) fn new(config: &Config) -> Arc<Self> {
         Arc::new(Self {
-            shelf: RegistrationStore::below(config.state.as_deref()),
+            store: RegistrationStore::below(config.state.as_deref()),
             limits: ArcSwap::from_pointee(config.record_limits()),
             turn: Mutex::default(),
             waits: Semaphore::new(WAITS),
@@ -92,7 +92,7 @@ impl Registrar {
 
     /// Where records are stored.
     pub(crate) fn shelf(&self) -> RegistrationStore {
-        self.shelf.clone()
+        self.store.clone()
     }
 }
 
@@ -107,7 +107,7 @@ pub(super) fn routes() -> [(&'static str, MethodRouter<Agent>); 4] {
 }
 
 async fn list(State(agent): State<Agent>, uri: Uri) -> Result<Response, ProblemResponse> {
-    let (source, after) = ask::range(&uri)?;
+    let (source, after) = request::range(&uri)?;
     let page = agent
         .ask_in_turn(|reply| ControlRequest::Instances(InstanceRequest::List { source, after, reply }))
         .await?;
@@ -115,7 +115,7 @@ async fn list(State(agent): State<Agent>, uri: Uri) -> Result<Response, ProblemR
 }
 
 async fn show(State(agent): State<Agent>, uri: Uri, head: HeaderMap) -> Result<Response, ProblemResponse> {
-    let Named { id, .. } = ask::read(&uri, &Method::GET)?;
+    let Named { id, .. } = request::read(&uri, &Method::GET)?;
     let conditions = RequestConditions::read(&head)?;
     let found = agent
         .ask_in_turn(|reply| ControlRequest::Instances(InstanceRequest::Look { id: id.clone(), reply }))
@@ -126,7 +126,7 @@ async fn show(State(agent): State<Agent>, uri: Uri, head: HeaderMap) -> Result<R
         return Ok(tagged(StatusCode::NOT_MODIFIED.into_response(), tag.as_deref()));
     }
     if let Some(held) = held {
-        let (shown, withheld) = record::shown(&held);
+        let (shown, withheld) = representation::shown(&held);
         (instance.record, instance.withheld) = (Some(shown), Some(withheld));
     }
     Ok(tagged(json(StatusCode::OK, &instance), tag.as_deref()))
@@ -140,10 +140,10 @@ async fn put(
     head: HeaderMap,
     body: Body,
 ) -> Result<Response, ProblemResponse> {
-    let Named { id, wait } = ask::read(&uri, &Method::PUT)?;
+    let Named { id, wait } = request::read(&uri, &Method::PUT)?;
     let conditions = RequestConditions::read(&head)?;
     let limits = agent.registrar.limits.load_full();
-    let record = record::read(&head, body, &limits, peer).await?;
+    let record = representation::read(&head, body, &limits, peer).await?;
     let registrar = Arc::clone(&agent.registrar);
     let _place = match &wait {
         Some(_) => Some(registrar.waits.try_acquire().map_err(|_| too_many())?),
@@ -171,7 +171,7 @@ async fn remove(
     uri: Uri,
     head: HeaderMap,
 ) -> Result<Response, ProblemResponse> {
-    let Named { id, .. } = ask::read(&uri, &Method::DELETE)?;
+    let Named { id, .. } = request::read(&uri, &Method::DELETE)?;
     let conditions = RequestConditions::read(&head)?;
     let change = ChangeRequest { agent, id, conditions, peer };
     tokio::spawn(change.remove()).await.map_err(|_| busy())??;
@@ -184,7 +184,7 @@ async fn clear(
     axum::Extension(peer): axum::Extension<Peer>,
     uri: Uri,
 ) -> Result<Response, ProblemResponse> {
-    let id = ask::read_guest_data(&uri)?;
+    let id = request::read_guest_data(&uri)?;
     let about = id.clone();
     let cleared = agent
         .ask_in_turn(|reply| ControlRequest::Instances(InstanceRequest::Clear { id: about, reply }))
@@ -243,13 +243,13 @@ struct ChangeRequest {
 impl ChangeRequest {
     async fn put(
         self,
-        record: record::ValidRecord,
+        record: representation::ValidRecord,
         waits: bool,
     ) -> Result<(RegistrationOutcome, Instance), ApiProblem> {
         let registrar = Arc::clone(&self.agent.registrar);
         let _turn = registrar.turn.lock().await;
         let Self { agent, id, conditions, peer } = self;
-        let record::ValidRecord { record, json } = record;
+        let representation::ValidRecord { record, json } = record;
         let tagged = tag(&record)?;
         let (about, held) = (id.clone(), Arc::clone(&record));
         let CheckedRegistration { tag: former, owner, admitted } = agent
@@ -269,8 +269,8 @@ impl ChangeRequest {
         };
         let changes = change != RegistrationOutcome::Unchanged;
         if changes {
-            let (shelf, id) = (registrar.shelf.clone(), id.clone());
-            blocking(move || shelf.put(&id, json)).await?.map_err(|error| not_kept(&error))?;
+            let (store, id) = (registrar.store.clone(), id.clone());
+            blocking(move || store.put(&id, json)).await?.map_err(|error| not_kept(&error))?;
         }
         let (about, vm) = (id.clone(), record.owner());
         let ask = |reply| ControlRequest::Instances(InstanceRequest::Put { id: about, tagged, reply });
@@ -290,8 +290,8 @@ impl ChangeRequest {
             .ask_in_turn(|reply| ControlRequest::Instances(InstanceRequest::Tag { id: about, reply }))
             .await?;
         conditions.check(&id, former.as_deref())?;
-        let (shelf, about) = (registrar.shelf.clone(), id.clone());
-        blocking(move || shelf.remove(&about)).await?.map_err(|error| not_kept(&error))?;
+        let (store, about) = (registrar.store.clone(), id.clone());
+        blocking(move || store.remove(&about)).await?.map_err(|error| not_kept(&error))?;
         if former.is_some() {
             let about = id.clone();
             agent

@@ -3,20 +3,25 @@
 //! A slow client occupies one connection for a limited time. At the limit on connections, one that waits for its client
 //! is closed. Probes and scrapers are therefore served, however many slow clients there are.
 
-use std::fmt;
-use std::time::Duration;
+pub(super) use crate::http_connection::LongLivedAnswer;
+pub(crate) use metadata_feed::listen::EvictionGuard;
 
 use axum::Router;
 use axum::http::Method;
 use hyper::Request;
 use hyper::body::Incoming;
-pub(crate) use metadata_feed::listen::EvictionGuard;
+use metadata_common::run::{SOCKET, unit_hint};
 use metadata_feed::listen::{ConnectionLimit, Listener, WhenFull};
+use rustix::fs::{XattrFlags, setxattr};
+use std::fs::{DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fmt, fs, io};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tracing::info;
+use tracing::{info, warn};
 
-pub(super) use crate::http_connection::LongLivedAnswer;
 use crate::http_connection::{self, HttpLimits};
 
 /// Limit on connections of one listener. Beyond it one that waits for its client is closed.
@@ -41,9 +46,7 @@ pub(crate) enum Peer {
     Network,
     /// A process of this machine, by its credentials (unix(7), `SO_PEERCRED`).
     Process {
-        /// Its user ID.
         uid: u32,
-        /// Its group ID.
         gid: u32,
         /// Its PID, if it is visible in the agent's PID namespace.
         pid: Option<i32>,
@@ -118,4 +121,254 @@ pub(crate) async fn serve<L: PeerListener>(listener: L, app: Router) -> anyhow::
         http_connection::serve(stream, app.clone(), LIMITS, stay, prepare)
     };
     match metadata_feed::listen::serve(&listener, places, attend).await {}
+}
+
+// The control socket and the run directory it is in.
+
+const DIRECTORY_MODE: u32 = 0o700;
+const SOCKET_MODE: u32 = 0o660;
+
+/// Why there is no control socket.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SocketError {
+    /// The run directory does not exist and cannot be created.
+    #[error(
+        "cannot create the run directory {}: {source}; --run names another{}", path.display(), unit_hint(source)
+    )]
+    Directory { path: PathBuf, source: io::Error },
+    /// Other users could replace the socket.
+    #[error(
+        "the run directory {} has mode {mode:03o}: expected a directory that no other user may write to; run chmod 0700 on it, or name another with --run", path.display()
+    )]
+    Open { path: PathBuf, mode: u32 },
+    /// Another agent listens there.
+    #[error("another agent serves with the run directory {}; --run gives this one its own", path.display())]
+    Taken { path: PathBuf },
+    /// The configured group does not exist.
+    #[error("api.group: expected the name of a group in /etc/group, or its number, found `{name}`")]
+    NoGroup {
+        /// The configured name.
+        name: String,
+    },
+    /// The access control list of the run directory or the socket cannot be set.
+    #[error(
+        "cannot let the group of `api.group` use {}: {source}; set `run` to a directory that the agent's user owns, on a file system with access control lists, such as the tmpfs of /run", path.display()
+    )]
+    Group {
+        /// The directory or the socket.
+        path: PathBuf,
+        source: io::Error,
+    },
+    /// The socket cannot be created.
+    #[error("cannot listen on {}: {source}; --run names another directory{}", path.display(), unit_hint(source))]
+    Bind { path: PathBuf, source: io::Error },
+}
+
+/// The path of a listening socket. Dropping it removes the socket, unless another agent has replaced it.
+#[derive(Debug)]
+pub(crate) struct ControlSocket {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl ControlSocket {
+    /// Listens in the run directory, which is created if necessary, for the agent's user and a group. The socket of a
+    /// dead agent is replaced. With `succeeds` the socket of a live agent is replaced too, in one step.
+    ///
+    /// # Errors
+    /// [`SocketError`]: the directory or the socket cannot be created.
+    pub(crate) fn listen(
+        run: &Path,
+        group: Option<&str>,
+        succeeds: bool,
+    ) -> Result<(Self, UnixListener), SocketError> {
+        let gid = group.map(gid_or_error).transpose()?;
+        Self::listen_as(run, SOCKET, (SOCKET_MODE, gid), succeeds)
+    }
+
+    /// Like [`ControlSocket::listen`], for a socket of another name, mode and group.
+    pub(crate) fn listen_as(
+        run: &Path,
+        name: &str,
+        (mode, gid): (u32, Option<u32>),
+        succeeds: bool,
+    ) -> Result<(Self, UnixListener), SocketError> {
+        make_directory(run)?;
+        let path = run.join(name);
+        if !succeeds && std::os::unix::net::UnixStream::connect(&path).is_ok() {
+            return Err(SocketError::Taken { path: run.into() });
+        }
+        // Bind under another name and rename, so that clients always find a socket with the right mode.
+        let aside = run.join(format!(".{name}.{}", std::process::id()));
+        let place = || -> io::Result<(Self, UnixListener)> {
+            match fs::remove_file(&aside) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let listener = UnixListener::bind(&aside)?;
+            fs::set_permissions(&aside, Permissions::from_mode(mode))?;
+            if let Some(gid) = gid {
+                let_in(&aside, gid, (OWNER_RW, RW))?;
+            }
+            let inode = inode(&aside)?;
+            fs::rename(&aside, &path)?;
+            Ok((Self { path: path.clone(), inode }, listener))
+        };
+        place().map_err(|source| SocketError::Bind { path: path.clone(), source })
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        if inode(&self.path).is_ok_and(|there| there == self.inode)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            warn!(socket = %self.path.display(), "cannot be removed: {error}");
+        }
+    }
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+/// Creates the run directory, for its owner alone or also for a group.
+///
+/// # Errors
+/// [`SocketError`]: the group does not exist, or the directory cannot be created or is unsafe.
+pub(crate) fn make_run(run: &Path, group: Option<&str>) -> Result<(), SocketError> {
+    make_directory(run)?;
+    let Some(group) = group else { return Ok(()) };
+    let let_in = let_in(run, gid_or_error(group)?, (OWNER_RWX, RX));
+    let_in.map_err(|source| SocketError::Group { path: run.into(), source })
+}
+
+/// Permissions of the owner and of the group in an access control list: 4 reads, 2 writes, 1 enters.
+const OWNER_RWX: u16 = 7;
+const OWNER_RW: u16 = 6;
+const RX: u16 = 5;
+const RW: u16 = 6;
+
+/// Gives a group access to a file of ours, by its access control list (acl(5)). That needs no capability and no
+/// membership of the group, unlike a change of the file's own group; systemd resets only the latter's permissions.
+fn let_in(path: &Path, gid: u32, (owner, group): (u16, u16)) -> io::Result<()> {
+    /// The version of the format (include/uapi/linux/posix_acl_xattr.h).
+    const VERSION: u32 = 2;
+    /// Entries without an id have this one.
+    const NO_ID: u32 = u32::MAX;
+    // The tags of include/uapi/linux/posix_acl.h, in the order that the kernel expects: the owner, the file's own
+    // group, a named group, the mask of both groups, others.
+    let entries =
+        [(0x01, owner, NO_ID), (0x04, 0, NO_ID), (0x08, group, gid), (0x10, group, NO_ID), (0x20, 0, NO_ID)];
+    let mut list = VERSION.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        list.extend(u16::to_le_bytes(tag));
+        list.extend(u16::to_le_bytes(permissions));
+        list.extend(u32::to_le_bytes(id));
+    }
+    Ok(setxattr(path, "system.posix_acl_access", &list, XattrFlags::empty())?)
+}
+
+fn gid_or_error(group: &str) -> Result<u32, SocketError> {
+    gid_of(group).ok_or_else(|| SocketError::NoGroup { name: group.into() })
+}
+
+/// The group ID of a name in `/etc/group` (group(5)), or of a number.
+pub(crate) fn gid_of(group: &str) -> Option<u32> {
+    let named = |text: &str| {
+        let mut fields = text.lines().map(|line| line.split(':'));
+        fields.find_map(|mut fields| (fields.next()? == group).then(|| fields.nth(1)?.parse().ok())?)
+    };
+    group.parse().ok().or_else(|| named(&fs::read_to_string("/etc/group").ok()?))
+}
+
+fn make_directory(path: &Path) -> Result<(), SocketError> {
+    let made = DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path);
+    let metadata = made.and_then(|()| fs::metadata(path));
+    let metadata = metadata.map_err(|source| SocketError::Directory { path: path.into(), source })?;
+    let mode = metadata.permissions().mode() & 0o777;
+    if mode & 0o022 != 0 {
+        return Err(SocketError::Open { path: path.into(), mode });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use metadata_common::run::SOCKET;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::net::UnixListener;
+    use std::path::Path;
+
+    use super::{ControlSocket, SocketError, gid_of, make_run};
+
+    #[tokio::test]
+    async fn the_socket_is_private_and_is_removed_with_the_agent() {
+        let room = tempfile::tempdir().expect("a directory");
+        let run = room.path().join("run");
+        let (socket, _listener) = ControlSocket::listen(&run, None, false).expect("a socket");
+        let mode = |path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        assert_eq!((mode(run.clone()), mode(run.join(SOCKET))), (0o700, 0o660));
+        drop(socket);
+        assert_eq!(fs::read_dir(&run).expect("listed").count(), 0);
+    }
+
+    /// A group without members, which is not ours.
+    const GROUP: &str = "60123";
+
+    #[tokio::test]
+    async fn the_configured_group_may_use_directory_and_socket() {
+        let room = tempfile::tempdir().expect("a directory");
+        let run = room.path().join("run");
+        // Twice: the next agent finds the directory.
+        for _ in 0..2 {
+            make_run(&run, Some(GROUP)).expect("a directory");
+            let (_socket, _listener) = ControlSocket::listen(&run, Some(GROUP), false).expect("a socket");
+            let list = |path: &Path| {
+                let mut bytes = [0; 64];
+                let length =
+                    rustix::fs::getxattr(path, "system.posix_acl_access", &mut bytes).expect("a list");
+                let entries = bytes[4..length].as_chunks::<8>().0;
+                entries
+                    .iter()
+                    .map(|entry| {
+                        (entry[0], entry[2], u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]))
+                    })
+                    .collect::<Vec<_>>()
+            };
+            let named =
+                |path: &Path| list(path).into_iter().filter(|(_, _, id)| *id != u32::MAX).collect::<Vec<_>>();
+            assert_eq!((named(&run), named(&run.join(SOCKET))), (vec![(8, 5, 60_123)], vec![(8, 6, 60_123)]));
+            let of = |path| fs::metadata(path).expect("there").permissions().mode() & 0o7777;
+            // The bits of the group show the mask.
+            assert_eq!((of(run.clone()), of(run.join(SOCKET))), (0o750, 0o660));
+        }
+        assert_eq!((gid_of("root"), gid_of("17"), gid_of("no-such-group")), (Some(0), Some(17), None));
+        let refused = make_run(&run, Some("no-such-group")).expect_err("there is none");
+        assert!(matches!(&refused, SocketError::NoGroup { name } if name == "no-such-group"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn a_live_agents_socket_is_replaced_only_by_its_successor() {
+        let room = tempfile::tempdir().expect("a directory");
+        drop(UnixListener::bind(room.path().join(SOCKET)).expect("a socket nobody listens on"));
+        fs::set_permissions(room.path(), fs::Permissions::from_mode(0o700)).expect("a mode");
+        let (first, _first) =
+            ControlSocket::listen(room.path(), None, false).expect("a dead agent's is replaced");
+        let refused = ControlSocket::listen(room.path(), None, false).expect_err("the first listens");
+        assert!(matches!(refused, SocketError::Taken { .. }), "{refused}");
+        let (_second, _listener) = ControlSocket::listen(room.path(), None, true).expect("its successor's");
+        drop(first);
+        assert!(room.path().join(SOCKET).exists(), "the first took the second's away");
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_others_may_write_to_is_refused() {
+        let room = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(room.path(), fs::Permissions::from_mode(0o770)).expect("a mode");
+        let refused = ControlSocket::listen(room.path(), None, false).expect_err("anybody may write there");
+        assert!(matches!(refused, SocketError::Open { mode: 0o770, .. }), "{refused}");
+    }
 }

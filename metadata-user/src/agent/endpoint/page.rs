@@ -33,7 +33,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
-use super::top::refusal;
+use super::refusal;
 use super::{Agent, ControlRequest, LongLivedAnswer, TEXT};
 
 /// Limit on viewers at the same time.

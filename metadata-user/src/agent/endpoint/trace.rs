@@ -25,8 +25,7 @@ use tokio::time::{Instant, sleep};
 use super::{Agent, ControlLoopBusy, ControlRequest, JSON_LINES, LongLivedAnswer, Peer, TEXT};
 use crate::agent::node::{StartedTrace, TraceRefusal, TraceTarget};
 use metadata_common::printable::hex;
-use metadata_control::trace::wire::{SCHEMA, TraceLine, TracedFrame};
-use metadata_control::trace::{message, sketch};
+use metadata_control::trace::{SCHEMA, TraceLine, TracedFrame, frame_headers, frame_payload, message_line};
 
 /// Limit on the duration of a trace.
 const TRACE_MOST: Duration = Duration::from_secs(3_600);
@@ -172,7 +171,7 @@ fn take(watched: &mut StartedTrace, payload: bool) -> Vec<TracedFrame> {
 fn frame(event: &TraceEvent, ports: &HashMap<PortKey, String>, payload: bool) -> TracedFrame {
     let captured = event.frame();
     let to_guest = event.direction == TO_GUEST;
-    let headers = sketch::headers(captured);
+    let headers = frame_headers(captured);
     let port = PortKey { netns: event.netns, ifindex: event.ifindex };
     let verdict = Verdict::from_index(event.verdict);
     TracedFrame {
@@ -183,7 +182,7 @@ fn frame(event: &TraceEvent, ports: &HashMap<PortKey, String>, payload: bool) ->
         port: ports.get(&port).cloned(),
         mac: Mac(event.mac).to_string(),
         bytes: hex(if payload { captured } else { headers }),
-        message: message::line(sketch::payload(captured), to_guest),
+        message: message_line(frame_payload(captured), to_guest),
     }
 }
 

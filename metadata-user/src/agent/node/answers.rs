@@ -19,7 +19,7 @@ use super::port_text;
 use crate::agent::slots::IdentityName;
 use crate::agent::state::NodeState;
 use crate::identity::SignedItem;
-use crate::service::audit::follow::FollowedGuests;
+use crate::service::audit::collect::FollowedGuests;
 use crate::service::audit::{AuditCounts, Collector, TokenLine};
 use crate::service::{Answer, AnswerSource as _, HandedRequest};
 

@@ -1,17 +1,16 @@
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path as FilePath, PathBuf};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use serde_json::Value;
-
-use super::collect::{AuditEntry, CAPACITY, PATH_MAX, Path, RESERVED, Tape};
-use super::follow::FOLLOW_FOR;
-use super::{AuditConfig, AuditCounts, CHUNKS, Collector};
 use metadata_common::addresses::Connection;
 use metadata_content::http::{Method, StatusCode};
 use metadata_content::store::{Datasource, Responses, VmState};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::collect::FOLLOW_FOR;
+use super::collect::{AuditEntry, CAPACITY, PATH_MAX, RESERVED, RequestPath, Tape};
+use super::{AuditConfig, AuditCounts, CHUNKS, Collector, write_json};
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 /// Far more time than any test needs: only a fault reaches it.
@@ -23,7 +22,7 @@ fn entry(slot: u32, status: u16) -> AuditEntry {
     AuditEntry {
         took: Duration::from_millis(2),
         method: Method::Get,
-        path: Path::of("/latest/user-data?token=hunter2"),
+        path: RequestPath::of("/latest/user-data?token=hunter2"),
         datasource: Datasource::named("ec2"),
         status: StatusCode(status),
         bytes: 42,
@@ -39,7 +38,7 @@ fn file(room: &tempfile::TempDir) -> PathBuf {
     room.path().join("audit.log")
 }
 
-fn to(path: &FilePath) -> AuditConfig {
+fn to(path: &Path) -> AuditConfig {
     AuditConfig { to: Some(path.into()), ..AuditConfig::default() }
 }
 
@@ -49,7 +48,7 @@ fn open(config: &AuditConfig) -> (Collector, Arc<Tape>) {
     (collector, tape)
 }
 
-fn lines(path: &FilePath) -> Vec<Value> {
+fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
 }
@@ -129,7 +128,7 @@ fn a_path_is_kept_without_secrets_and_within_its_limit() {
         (long.as_str(), &long[..PATH_MAX]),
     ];
     for (target, expected) in cases {
-        assert_eq!(Path::of(target).as_str(), expected, "{target}");
+        assert_eq!(RequestPath::of(target).as_str(), expected, "{target}");
     }
 }
 
@@ -158,7 +157,7 @@ fn under_load_good_answers_are_sampled_per_vm_and_all_errors_kept() {
 
 #[test]
 fn a_full_tape_drops_good_answers_first_and_counts_them() {
-    let config = AuditConfig { sample: 1, ..to(FilePath::new("/dev/null")) };
+    let config = AuditConfig { sample: 1, ..to(Path::new("/dev/null")) };
     let (mut collector, tape) = open(&config);
     (0..2 * CAPACITY).for_each(|_| tape.note(entry(1, 200)));
     let good = (CAPACITY - RESERVED) as u64;
@@ -174,7 +173,7 @@ fn a_full_tape_drops_good_answers_first_and_counts_them() {
 
 #[test]
 fn a_full_disk_costs_only_lines() {
-    let (mut collector, tape) = open(&to(FilePath::new("/dev/full")));
+    let (mut collector, tape) = open(&to(Path::new("/dev/full")));
     for _ in 0..2 {
         tape.note(entry(1, 200));
         collector.collect(Instant::now());
@@ -261,4 +260,14 @@ fn without_a_log_answers_are_recorded_only_while_somebody_follows() {
     assert!(tape.is_on(), "it was renewed");
     collector.collect(begun + 2 * FOLLOW_FOR + Duration::from_millis(1));
     assert!(!tape.is_on() && !collector.is_on());
+}
+
+#[test]
+fn unprintable_characters_are_escapes_and_the_value_stays() {
+    let text = "/a\x1b[2J\u{9b}\u{202e}é\u{e0041}\"\n";
+    let mut out = Vec::new();
+    write_json(&mut out, &text).expect("JSON");
+    let line = String::from_utf8(out).expect("text");
+    assert_eq!(line, r#""/a\u001b[2J\u009b\u202eé\udb40\udc41\"\n""#);
+    assert_eq!(serde_json::from_str::<String>(&line).expect("JSON"), text);
 }

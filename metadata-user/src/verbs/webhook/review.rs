@@ -8,11 +8,11 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-
-use super::rules::{AdmissionOperation, ObjectChanges};
 use metadata_content::parser::{self, ParseError};
+use metadata_content::record::values::is_uuid;
+use metadata_feed::kubevirt;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 const VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
@@ -135,15 +135,229 @@ pub fn answer(body: &[u8], judge: DecideChanges) -> Result<ReviewResponse, Revie
     Ok(ReviewResponse { body, changed })
 }
 
+// Decides the changes to a VirtualMachine. The functions are pure.
+//
+// | `imds.kubevirt.io/…` of the template | |
+// |---|---|
+// | `enabled: "true"` | needed for any change |
+// | `datasource` | `nocloud` (default) sets the serial; `openstack` sets the chassis' asset tag |
+// | `replace-serial: "true"` | existing VMs are changed too, and a serial that is only a UUID is replaced |
+//
+// A user or a GitOps tool that applies a manifest again sends the serial without [`SERIAL`]. The webhook then appends
+// [`SERIAL`] again, unless `enabled` is no longer `"true"`.
+//
+// Values of the user are kept, except the UUID that `replace-serial` replaces: [`SERIAL`] is appended to a serial. A
+// serial that contains `ds=` stays unchanged, and so does an asset tag that is not empty. cloud-init finds [`SERIAL`]
+// after any blank. If a new VM has no serial, KubeVirt 1.7 and later set a random UUID. This webhook must run before
+// KubeVirt's, because otherwise it appends to that UUID.
+
+/// The text in the serial number that tells cloud-init where NoCloud's seed is. `dsmode=net` says that the seed needs
+/// the network. Without `dsmode=net`, cloud-init 22.4 (Debian 12) searches before the network is up and ignores a seed
+/// that it fetches later.
+pub const SERIAL: &str = "ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/";
+/// The asset tag by which cloud-init and cloudbase-init recognize OpenStack.
+pub const ASSET: &str = "OpenStack Nova";
+
+const ENABLED: &str = "imds.kubevirt.io/enabled";
+const DATASOURCE: &str = "imds.kubevirt.io/datasource";
+const REPLACE: &str = "imds.kubevirt.io/replace-serial";
+const DOMAIN: &str = "/spec/template/spec/domain";
+
+/// The operation on a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdmissionOperation {
+    /// The VM is new.
+    Create,
+    /// The VM exists.
+    Update,
+}
+
+/// An operation of a JSON patch (RFC 6902). `add` replaces a value that exists.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PatchOperation {
+    op: &'static str,
+    /// JSON pointer to the value (RFC 6901).
+    pub path: String,
+    /// The new value.
+    pub value: Value,
+}
+
+impl PatchOperation {
+    pub(super) fn add(path: String, value: Value) -> Self {
+        Self { op: "add", path, value }
+    }
+}
+
+/// The changes to an object.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ObjectChanges {
+    /// The changes, in the order of application.
+    pub changes: Vec<PatchOperation>,
+    /// Messages for the user who sent the request, one line each.
+    pub warnings: Vec<String>,
+}
+
+/// Returns the changes to a VirtualMachine. `old` is the VM before an update, or null for a new VM.
+#[must_use]
+pub fn judge_vm(operation: AdmissionOperation, vm: &Value, old: &Value) -> ObjectChanges {
+    let annotation = |name: &str| vm.pointer("/spec/template/metadata/annotations")?.get(name)?.as_str();
+    let replaces = annotation(REPLACE) == Some("true");
+    let Some(domain) = vm.pointer(DOMAIN).filter(|domain| domain.is_object()) else {
+        return ObjectChanges::default();
+    };
+    let is_due = operation == AdmissionOperation::Create || replaces || was_pointed_here(old);
+    if annotation(ENABLED) != Some("true") || !is_due {
+        return ObjectChanges::default();
+    }
+    match annotation(DATASOURCE).unwrap_or("nocloud") {
+        "nocloud" => set(domain, "firmware", "serial", |serial| wanted(serial, replaces)),
+        "openstack" => set(domain, "chassis", "asset", |asset| asset.is_empty().then(|| ASSET.into())),
+        other => {
+            let shown: String = other.chars().take(64).collect();
+            let warning =
+                format!("{DATASOURCE}: expected nocloud or openstack, found {shown:?}; nothing was set");
+            ObjectChanges { changes: Vec::new(), warnings: vec![warning] }
+        }
+    }
+}
+
+/// True if the serial ends with [`SERIAL`] or the asset tag is [`ASSET`].
+fn was_pointed_here(vm: &Value) -> bool {
+    let text = |path: &str| vm.pointer(DOMAIN)?.pointer(path)?.as_str();
+    text("/firmware/serial").is_some_and(|serial| serial.ends_with(SERIAL))
+        || text("/chassis/asset") == Some(ASSET)
+}
+
+/// The new serial, or `None` if the serial stays unchanged.
+fn wanted(serial: &str, replaces: bool) -> Option<String> {
+    match serial {
+        "" => Some(SERIAL.into()),
+        _ if serial.contains("ds=") => None,
+        _ if replaces && is_uuid(serial) => Some(SERIAL.into()),
+        _ => Some(format!("{serial} {SERIAL}")),
+    }
+}
+
+/// Sets `field` in `part` of the domain. Either may be missing.
+fn set(domain: &Value, part: &str, field: &str, wanted: impl Fn(&str) -> Option<String>) -> ObjectChanges {
+    let inner = domain.get(part).filter(|inner| !inner.is_null());
+    let present = match inner.map(|inner| inner.get(field).unwrap_or(&Value::Null)) {
+        None | Some(Value::Null) => "",
+        Some(Value::String(text)) => text,
+        // The API server refuses a serial that is not text.
+        Some(_) => return ObjectChanges::default(),
+    };
+    let change = wanted(present).map(|text| match inner {
+        Some(_) => PatchOperation::add(format!("{DOMAIN}/{part}/{field}"), text.into()),
+        None => PatchOperation::add(format!("{DOMAIN}/{part}"), json!({ field: text })),
+    });
+    ObjectChanges { changes: change.into_iter().collect(), warnings: Vec::new() }
+}
+
+// Adds volumes to a launcher's pod. kubelet mounts them, and the agent reads them from the host.
+//
+// | annotation of the pod, besides `imds.kubevirt.io/enabled: "true"` | volume |
+// |---|---|
+// | none | `imds-token`: a token of the pod's service account, renewed by kubelet |
+// | `user-data-secret`, `user-data-configmap`, without `user-data` | `imds-user-data` |
+// | `vendor-data-secret`, `vendor-data-configmap`, without `vendor-data` | `imds-vendor-data` |
+//
+// KubeVirt copies a VM's annotations to its pods. kubelet mounts only volumes that a container mounts, so the
+// launcher's container mounts them, although no program there reads them. An existing volume of that name stays
+// unchanged.
+
+/// KubeVirt's label of launchers' pods, and its value.
+const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");
+/// The container that every launcher has.
+const CONTAINER: &str = "compute";
+/// The directory of the volumes in that container.
+const MOUNTS: &str = "/var/run/xdp-imds";
+/// Mode 0400: only root reads the files. kubelet may add permissions.
+const MODE: u32 = 0o400;
+/// Lifetime of a token, in seconds. kubelet renews a token when a fifth of its lifetime is left.
+const TOKEN_SECONDS: u32 = 3_600;
+
+/// Returns the changes to a new pod. A pod's volumes cannot change later.
+#[must_use]
+pub fn judge_pod(operation: AdmissionOperation, pod: &Value, _old: &Value) -> ObjectChanges {
+    if operation != AdmissionOperation::Create {
+        return ObjectChanges::default();
+    }
+    let metadata = &pod["metadata"];
+    let annotation = |name: &str| metadata["annotations"][name].as_str().filter(|text| !text.is_empty());
+    let is_launcher = metadata["labels"][LAUNCHER.0] == LAUNCHER.1;
+    let containers = pod["spec"]["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let at = containers.iter().position(|container| container["name"] == CONTAINER);
+    let Some(at) = at.filter(|_| is_launcher && annotation(kubevirt::ENABLED) == Some("true")) else {
+        return ObjectChanges::default();
+    };
+    let mut wanted = vec![("token", token())];
+    for (field, inline, secret, map) in [
+        ("user-data", kubevirt::USER_DATA, kubevirt::USER_DATA_SECRET, kubevirt::USER_DATA_CONFIGMAP),
+        ("vendor-data", kubevirt::VENDOR_DATA, kubevirt::VENDOR_DATA_SECRET, kubevirt::VENDOR_DATA_CONFIGMAP),
+    ] {
+        let source = match (annotation(secret), annotation(map)) {
+            // The agent prefers the inline value.
+            _ if metadata["annotations"][inline].is_string() => continue,
+            (Some(name), _) => json!({"secret": {"secretName": name, "defaultMode": MODE}}),
+            (None, Some(name)) => json!({"configMap": {"name": name, "defaultMode": MODE}}),
+            (None, None) => continue,
+        };
+        wanted.push((field, source));
+    }
+    let mut lists =
+        VolumeLists { volumes: &pod["spec"]["volumes"], mounts: &containers[at]["volumeMounts"], at };
+    ObjectChanges { changes: lists.with(wanted), warnings: Vec::new() }
+}
+
+fn token() -> Value {
+    let token = json!({"path": "token", "expirationSeconds": TOKEN_SECONDS});
+    json!({"projected": {"sources": [{"serviceAccountToken": token}], "defaultMode": MODE}})
+}
+
+/// The pod's lists of volumes and mounts. Both may be missing.
+struct VolumeLists<'a> {
+    volumes: &'a Value,
+    mounts: &'a Value,
+    at: usize,
+}
+
+impl VolumeLists<'_> {
+    fn with(&mut self, wanted: Vec<(&str, Value)>) -> Vec<PatchOperation> {
+        let present = self.volumes.as_array().map(Vec::as_slice).unwrap_or_default();
+        let is_there = |name: &str| present.iter().any(|volume| volume["name"] == name);
+        let missing = wanted.into_iter().map(|(field, source)| (kubevirt::volume(field), source));
+        let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
+        for (name, mut volume) in missing.filter(|(name, _)| !is_there(name)) {
+            mounts.push(json!({"name": name, "mountPath": format!("{MOUNTS}/{name}"), "readOnly": true}));
+            volume["name"] = name.into();
+            volumes.push(volume);
+        }
+        let mut changes = append(self.volumes, "/spec/volumes", volumes);
+        changes.extend(append(self.mounts, &format!("/spec/containers/{}/volumeMounts", self.at), mounts));
+        changes
+    }
+}
+
+/// Appends to a list, or creates it.
+fn append(list: &Value, path: &str, items: Vec<Value>) -> Vec<PatchOperation> {
+    match list.is_array() {
+        _ if items.is_empty() => Vec::new(),
+        true => items.into_iter().map(|item| PatchOperation::add(format!("{path}/-"), item)).collect(),
+        false => vec![PatchOperation::add(path.to_owned(), items.into())],
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{ReviewError, ReviewResponse, STANDARD};
-    use crate::verbs::webhook::rules::judge;
     use base64::Engine as _;
     use serde_json::{Value, json};
 
+    use super::{ASSET, AdmissionOperation, PatchOperation, ReviewError, ReviewResponse, SERIAL, STANDARD};
+    use crate::verbs::webhook::review::{ObjectChanges, judge_pod, judge_vm};
+
     fn answer(body: &[u8]) -> Result<ReviewResponse, ReviewError> {
-        super::answer(body, judge)
+        super::answer(body, judge_vm)
     }
 
     fn review(operation: &str, annotations: &Value) -> Value {
@@ -200,6 +414,146 @@ mod tests {
         {
             let refused = answer(other.as_bytes()).expect_err(other);
             assert!(matches!(refused, ReviewError::Malformed(_)), "{other}: {refused}");
+        }
+    }
+
+    fn vm(annotations: &Value, domain: &Value) -> Value {
+        json!({"spec": {"template": {"metadata": {"annotations": annotations}, "spec": {"domain": domain}}}})
+    }
+
+    fn serial(operation: AdmissionOperation, annotations: &Value, serial: &Value) -> Option<Value> {
+        let judged =
+            judge_vm(operation, &vm(annotations, &json!({"firmware": {"serial": serial}})), &Value::Null);
+        assert!(judged.warnings.is_empty() && judged.changes.len() < 2, "{judged:?}");
+        judged.changes.into_iter().next().map(|change| {
+            assert_eq!(change.path, "/spec/template/spec/domain/firmware/serial");
+            change.value
+        })
+    }
+
+    #[test]
+    fn a_serial_is_set_or_appended_to_and_never_lost() {
+        let on = json!({"imds.kubevirt.io/enabled": "true"});
+        let uuid = "6a1a24a1-4061-4607-8bf4-a3963d0c5895";
+        for (present, expected) in [
+            (json!(null), Some(SERIAL.to_owned())),
+            (json!(""), Some(SERIAL.to_owned())),
+            (json!("ABC 123"), Some(format!("ABC 123 {SERIAL}"))),
+            (json!(uuid), Some(format!("{uuid} {SERIAL}"))),
+            (json!("x ds=openstack"), None),
+            (json!(SERIAL), None),
+            (json!(7), None),
+        ] {
+            assert_eq!(
+                serial(AdmissionOperation::Create, &on, &present),
+                expected.map(Value::from),
+                "{present}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_existing_vm_is_changed_only_on_request() {
+        let uuid = "6a1a24a1-4061-4607-8bf4-a3963d0c5895";
+        let on = json!({"imds.kubevirt.io/enabled": "true"});
+        let replace = json!({"imds.kubevirt.io/enabled": "true", "imds.kubevirt.io/replace-serial": "true"});
+        let off = json!({"imds.kubevirt.io/enabled": "false", "imds.kubevirt.io/replace-serial": "true"});
+        for (annotations, present, expected) in [
+            (&on, uuid, None),
+            (&on, "", None),
+            (&off, uuid, None),
+            (&replace, uuid, Some(SERIAL.to_owned())),
+            (&replace, "mine", Some(format!("mine {SERIAL}"))),
+            (&replace, "ds=nocloud", None),
+        ] {
+            let found = serial(AdmissionOperation::Update, annotations, &json!(present));
+            assert_eq!(found, expected.map(Value::from), "{annotations} {present}");
+        }
+    }
+
+    #[test]
+    fn the_users_other_values_are_kept() {
+        let on = json!({"imds.kubevirt.io/enabled": "true"});
+        let judged = judge_vm(AdmissionOperation::Create, &vm(&on, &json!({"cpu": {}})), &Value::Null);
+        let path = "/spec/template/spec/domain/firmware".to_owned();
+        assert_eq!(judged.changes, [PatchOperation::add(path, json!({"serial": SERIAL}))]);
+        let judged =
+            judge_vm(AdmissionOperation::Create, &vm(&on, &json!({"firmware": {"uuid": "u"}})), &Value::Null);
+        assert_eq!(judged.changes[0].path, "/spec/template/spec/domain/firmware/serial");
+    }
+
+    #[test]
+    fn openstack_sets_the_asset_tag_and_keeps_the_serial() {
+        let on = json!({"imds.kubevirt.io/enabled": "true", "imds.kubevirt.io/datasource": "openstack"});
+        for (chassis, expected) in [
+            (json!(null), Some(("/spec/template/spec/domain/chassis", json!({"asset": ASSET})))),
+            (json!({"sku": "s"}), Some(("/spec/template/spec/domain/chassis/asset", json!(ASSET)))),
+            (json!({"asset": "OpenTelekomCloud"}), None),
+        ] {
+            let judged =
+                judge_vm(AdmissionOperation::Create, &vm(&on, &json!({"chassis": chassis})), &Value::Null);
+            let expected: Vec<_> =
+                expected.map(|(path, value)| PatchOperation::add(path.into(), value)).into_iter().collect();
+            assert_eq!(judged.changes, expected, "{chassis}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_datasource_warns_and_changes_nothing() {
+        let on = json!({"imds.kubevirt.io/enabled": "true", "imds.kubevirt.io/datasource": "x".repeat(100)});
+        let judged = judge_vm(AdmissionOperation::Create, &vm(&on, &json!({})), &Value::Null);
+        assert!(judged.changes.is_empty() && judged.warnings.len() == 1, "{judged:?}");
+        assert!(judged.warnings[0].contains(&"x".repeat(64)) && judged.warnings[0].len() < 200);
+    }
+
+    #[test]
+    fn an_object_that_is_no_vm_stays_unchanged() {
+        for other in [json!(null), json!([]), json!({"spec": 1}), vm(&json!(null), &json!({}))] {
+            assert_eq!(
+                judge_vm(AdmissionOperation::Create, &other, &Value::Null),
+                ObjectChanges::default(),
+                "{other}"
+            );
+        }
+        let on = json!({"imds.kubevirt.io/enabled": "true"});
+        assert_eq!(
+            judge_vm(AdmissionOperation::Create, &vm(&on, &json!(null)), &Value::Null),
+            ObjectChanges::default()
+        );
+    }
+
+    #[test]
+    fn missing_lists_are_created() {
+        let pod = json!({
+            "metadata": {"labels": {"kubevirt.io": "virt-launcher"},
+                "annotations": {"imds.kubevirt.io/enabled": "true"}},
+            "spec": {"containers": [{"name": "other"}, {"name": "compute"}]},
+        });
+        let paths: Vec<_> = judge_pod(AdmissionOperation::Create, &pod, &Value::Null)
+            .changes
+            .into_iter()
+            .map(|change| change.path)
+            .collect();
+        assert_eq!(paths, ["/spec/volumes", "/spec/containers/1/volumeMounts"]);
+    }
+
+    #[test]
+    fn a_pod_that_is_no_launcher_stays_unchanged() {
+        let annotated = json!({"annotations": {"imds.kubevirt.io/enabled": "true"}});
+        let launcher = json!({"labels": {"kubevirt.io": "virt-launcher"},
+            "annotations": {"imds.kubevirt.io/enabled": "true"}});
+        for other in [
+            json!(null),
+            json!([]),
+            json!({"metadata": annotated, "spec": {"containers": [{"name": "compute"}]}}),
+            json!({"metadata": launcher, "spec": {"containers": [{"name": "compute-2"}]}}),
+            json!({"metadata": launcher, "spec": {"containers": 1}}),
+        ] {
+            assert_eq!(
+                judge_pod(AdmissionOperation::Create, &other, &Value::Null),
+                ObjectChanges::default(),
+                "{other}"
+            );
         }
     }
 }

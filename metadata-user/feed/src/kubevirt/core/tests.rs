@@ -1,23 +1,24 @@
 //! Each test passes in events of a VMI and its pods, and compares the resulting actions.
 
-mod data;
-mod launcher;
-mod life;
-mod origins;
 mod replay;
 
-use std::collections::BTreeMap;
+use metadata_content::record::{Record, RecordLimits};
+use metadata_content::source::RecordSource;
+use metadata_links::inlet;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-
-use super::{Action, Core, VmiOrigin};
-use crate::FeedEvent;
+use super::Core;
+use crate::kubevirt::core::{Action, EventReason, GRACE, LINGER, MAX_VMIS, NIC_KEPT, VMIS_BYTES, VmiOrigin};
 use crate::kubevirt::translate::VolumeFiles;
-use crate::kubevirt::{KubevirtOptions, Vmi};
-use crate::pods::{Pod, PodEvent, PodUid, Tap, TapKind};
-use metadata_content::record::RecordLimits;
+use crate::kubevirt::{KubevirtOptions, Passt, Vmi};
+use crate::memory_budget::MemoryBudget;
+use crate::pods::{Pod, PodEvent, PodNic, PodUid, PodsError, Tap, TapKind};
+use crate::registry::RecordId;
+use crate::source::ServingState;
+use crate::{FeedEvent, pods};
 
 /// Volumes by pod and name.
 type Disk = Arc<Mutex<BTreeMap<(String, String), VolumeFiles>>>;
@@ -156,3 +157,692 @@ impl Story {
 }
 
 const NOTHING: [&str; 0] = [];
+
+// The end of a VM, and its migration.
+
+#[test]
+fn a_vm_ends_with_its_launcher_and_stays_ended_on_old_events() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    story.found("p");
+    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), NOTHING);
+    assert_eq!(story.found("p"), NOTHING);
+    // A restart: the same name, another VMI and another pod.
+    let mut next = vmi(&["q"]);
+    next["metadata"]["uid"] = "c5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10".into();
+    assert_eq!(story.apply(VmiOrigin::Here, next), ["watch q"]);
+    assert_eq!(story.found("q"), ["+shop/web 102", "ImdsReady web"]);
+}
+
+#[test]
+fn a_new_vmi_of_the_same_name_inherits_nothing() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    story.found("p");
+    let mut next = vmi(&["p"]);
+    next["metadata"]["uid"] = "c5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10".into();
+    assert_eq!(story.apply(VmiOrigin::Here, next), ["-shop/web", "leave p", "watch p"]);
+}
+
+#[test]
+fn a_final_phase_an_opt_out_and_a_departed_pod_each_end_a_vm() {
+    let changes: [fn(&mut Value); 3] = [
+        |vmi| vmi["status"]["phase"] = "Failed".into(),
+        |vmi| vmi["metadata"]["annotations"] = json!({"imds.kubevirt.io/enabled": "false"}),
+        |vmi| vmi["status"]["activePods"] = json!({"p": "elsewhere"}),
+    ];
+    for change in changes {
+        let mut story = Story::begin();
+        story.apply(VmiOrigin::Here, vmi(&["p"]));
+        story.found("p");
+        let mut changed = vmi(&["p"]);
+        change(&mut changed);
+        assert_eq!(story.apply(VmiOrigin::Here, changed), ["-shop/web", "leave p"]);
+    }
+}
+
+#[test]
+fn a_deleted_vmi_ends_at_once_or_with_its_launcher() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    assert_eq!(story.lose(VmiOrigin::Here), ["leave p"]);
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    story.found("p");
+    assert_eq!(story.lose(VmiOrigin::Here), NOTHING);
+    assert_eq!(story.pass(LINGER * 100), NOTHING);
+    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
+    assert_eq!(story.core.vmis().count(), 0);
+}
+
+#[test]
+fn the_source_of_a_migration_serves_until_its_launcher_ends() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    story.found("p");
+    let mut migrating = vmi(&["p"]);
+    migrating["status"]["activePods"]["z"] = "elsewhere".into();
+    assert_eq!(story.apply(VmiOrigin::Here, migrating), NOTHING);
+    // The label `nodeName` changed, so the watch by that label sees a deletion.
+    assert_eq!(story.lose(VmiOrigin::Here), NOTHING);
+    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
+}
+
+#[test]
+fn the_target_of_a_migration_is_served_before_it_runs_and_after() {
+    let mut story = Story::begin();
+    assert_eq!(story.apply(VmiOrigin::Coming, vmi(&["p"])), ["watch p"]);
+    assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
+    // The target's label goes and the node's label comes, by two watches in any order.
+    assert_eq!(story.lose(VmiOrigin::Coming), NOTHING);
+    assert_eq!(story.pass(LINGER / 2), NOTHING);
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), NOTHING);
+    assert_eq!(story.pass(LINGER * 2), NOTHING);
+}
+
+#[test]
+fn a_failed_migration_ends_the_target() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Coming, vmi(&["p"]));
+    story.found("p");
+    assert_eq!(story.lose(VmiOrigin::Coming), NOTHING);
+    assert_eq!(story.core.deadline(), Some(story.now + LINGER));
+    assert_eq!(story.pass(LINGER), ["-shop/web", "leave p"]);
+    assert_eq!(story.core.vmis().count(), 0);
+}
+
+#[test]
+fn a_vm_with_two_pods_here_has_two_records() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    story.found("p");
+    assert_eq!(story.apply(VmiOrigin::Coming, vmi(&["p", "a"])), ["watch a"]);
+    assert_eq!(story.pod("a", PodEvent::Found(pod("a", 43))), ["+shop/web@a 102", "ImdsReady web"]);
+    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["a"])), NOTHING, "the one that stays keeps its name");
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["a", "b"])), ["watch b"]);
+    assert_eq!(story.pod("b", PodEvent::Found(pod("b", 44))), ["+shop/web 103", "ImdsReady web"]);
+}
+
+// Launchers and inlets: when a VM is served first, and what is reported until then.
+
+#[test]
+fn the_core_is_settled_once_the_search_for_each_launcher_has_a_result() {
+    let mut story = Story::begin();
+    assert!(story.core.is_settled(), "it knows no VMI");
+    story.apply(VmiOrigin::Kept, vmi(&["a", "b"]));
+    assert_eq!(story.pod("a", PodEvent::Absent), NOTHING);
+    assert!(!story.core.is_settled(), "one of two launchers is unsearched");
+    story.found("b");
+    assert!(story.core.is_settled());
+    assert!(story.core.awaits("shop/web"), "the other may appear");
+}
+
+fn missing() -> PodEvent {
+    PodEvent::Missing { reason: "no listener".into() }
+}
+
+#[test]
+fn a_missing_launcher_is_reported_until_it_is_found() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    assert_eq!(story.pod("p", PodEvent::Absent), NOTHING, "it may still appear");
+    story.now += GRACE;
+    story.core.pod(&"p".parse().expect("a uid"), missing(), story.now);
+    story.translate();
+    let actions = story.core.actions();
+    let [Action::Publish(FeedEvent::Rejected { key, error }), Action::Report(report)] = &actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert_eq!((&**key, report.reason), ("shop/web", EventReason::Degraded));
+    for text in [&error.to_string(), &report.message] {
+        assert!(text.contains("launcher of pod `p`") && text.contains("no listener"), "{text}");
+    }
+    assert!(story.core.is_settled() && story.core.awaits("shop/web"));
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), NOTHING, "published once");
+    assert_eq!(story.found("p"), ["+shop/web 101", "+shop/web 101", "ImdsReady web"]);
+    assert_eq!(story.pass(GRACE), NOTHING);
+}
+
+#[test]
+fn a_report_of_a_missing_launcher_ends_with_its_pod_or_an_unserved_vm() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    story.now += GRACE;
+    assert_eq!(story.pod("p", missing()), ["!shop/web", "ImdsDegraded web"]);
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&[])), ["-shop/web", "leave p"]);
+    // With its launcher found, the VM has no NIC that could be served.
+    let mut without = vmi(&["p"]);
+    without["spec"]["domain"]["devices"]["interfaces"][0]["state"] = "absent".into();
+    story.apply(VmiOrigin::Here, without);
+    story.now += GRACE;
+    assert_eq!(story.pod("p", missing()), ["!shop/web", "ImdsDegraded web"]);
+    assert_eq!(story.found("p"), ["-shop/web"]);
+}
+
+#[test]
+fn a_pod_beyond_a_limit_is_reported_at_once() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    story.core.unfollowed(&"p".parse().expect("a uid"), &PodsError::TooManyPods, story.now);
+    assert_eq!(story.actions(), ["!shop/web", "ImdsDegraded web"]);
+    assert!(story.core.is_settled());
+}
+
+#[test]
+fn a_vmi_is_served_once_its_launcher_is_found() {
+    let mut story = Story::begin();
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), ["watch p"]);
+    assert!(!story.core.is_settled() && story.core.awaits("shop/web"));
+    assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
+    assert!(story.core.is_settled() && !story.core.awaits("shop/web"));
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), NOTHING, "nothing new");
+    let mut renamed = vmi(&["p"]);
+    renamed["spec"]["hostname"] = "other".into();
+    assert_eq!(story.apply(VmiOrigin::Here, renamed), ["+shop/web 102"]);
+}
+
+/// A pod on passt with these devices of an inlet.
+fn on_passt(ends: &[&str]) -> Pod {
+    let nic = |name: &&str| PodNic {
+        name: (*name).to_owned(),
+        kind: "veth".into(),
+        mac: metadata_common::mac::Mac::default(),
+    };
+    Pod { taps: Vec::new(), nics: ends.iter().map(nic).collect(), ..pod("p", 42) }
+}
+
+fn vmi_on_passt() -> Value {
+    let mut vmi = vmi(&["p"]);
+    vmi["spec"]["domain"]["devices"]["interfaces"] =
+        json!([{"name": "default", "passtBinding": {}, "macAddress": "02:00:00:00:00:01"}]);
+    vmi
+}
+
+#[test]
+fn a_vmi_on_passt_is_served_by_its_inlet_which_is_restored_when_lost() {
+    let mut story = Story::with(KubevirtOptions { passt: Passt::Listen, ..KubevirtOptions::default() });
+    story.apply(VmiOrigin::Here, vmi_on_passt());
+    let asks = "inlet p 02:00:00:00:00:01";
+    assert_eq!(story.pod("p", PodEvent::Found(on_passt(&[]))), [asks]);
+    assert!(!story.core.is_settled() && story.core.awaits("shop/web"));
+    let ready = on_passt(&[inlet::POD_END, inlet::PORT]);
+    assert_eq!(story.pod("p", PodEvent::Taps(ready)), ["+shop/web 101", "ImdsReady web"]);
+    assert!(story.core.is_settled() && !story.core.awaits("shop/web"));
+    assert_eq!(story.apply(VmiOrigin::Here, vmi_on_passt()), NOTHING, "nothing new");
+    assert_eq!(story.pod("p", PodEvent::Taps(on_passt(&[]))), [asks, "watch p"], "it was deleted");
+    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
+}
+
+#[test]
+fn an_inlet_that_stays_unready_is_reported_after_the_grace_period() {
+    let mut story = Story::with(KubevirtOptions { passt: Passt::Listen, ..KubevirtOptions::default() });
+    story.apply(VmiOrigin::Here, vmi_on_passt());
+    story.pod("p", PodEvent::Found(on_passt(&[])));
+    assert_eq!(story.pass(GRACE), ["!shop/web", "ImdsDegraded web"]);
+}
+
+#[test]
+fn an_unwanted_inlet_of_a_pod_is_removed() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, vmi_on_passt());
+    let left = PodEvent::Found(on_passt(&[inlet::POD_END]));
+    assert_eq!(story.pod("p", left), ["inlet p none", "!shop/web", "ImdsDegraded web"]);
+    assert!(story.core.is_settled());
+}
+
+/// The reports on how the agent serves the VM now.
+fn serve(story: &mut Story, service: ServingState) -> Vec<(EventReason, String)> {
+    story.core.served([("shop/web".to_owned(), service)].into(), story.now);
+    reports(story)
+}
+
+fn reports(story: &mut Story) -> Vec<(EventReason, String)> {
+    story.translate();
+    let reports = story.core.actions().into_iter().filter_map(|action| match action {
+        Action::Report(report) => Some((report.reason, report.message)),
+        _ => None,
+    });
+    reports.collect()
+}
+
+#[test]
+fn a_vm_is_reported_as_ready_once_the_agent_serves_it_and_not_before() {
+    let Story { core, now, disk } = Story::begin();
+    let mut story = Story { core: core.told_of_services(), now, disk };
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    assert_eq!(story.found("p"), ["+shop/web 101"], "a record is not a served port");
+    let is = |reason, text: &str| vec![(reason, text.to_owned())];
+    let ready = is(EventReason::Ready, "the VM's metadata is served on 1 of its NICs");
+    assert_eq!(serve(&mut story, ServingState::Waiting), []);
+    assert_eq!(serve(&mut story, ServingState::Ready), ready);
+    assert_eq!(serve(&mut story, ServingState::Mismatched("a, b".into())), is(EventReason::Degraded, "a, b"));
+    assert_eq!(serve(&mut story, ServingState::Ready), ready);
+    // A failure that passes soon is none.
+    assert_eq!(serve(&mut story, ServingState::Failed("no".into())), []);
+    assert_eq!(serve(&mut story, ServingState::Ready), []);
+    assert_eq!(serve(&mut story, ServingState::Failed("no".into())), []);
+    assert_eq!(story.core.deadline(), Some(story.now + GRACE));
+    story.now += GRACE;
+    story.core.tick(story.now);
+    assert_eq!(reports(&mut story), is(EventReason::Degraded, "no"));
+    assert_eq!(serve(&mut story, ServingState::Ready), ready);
+}
+
+#[test]
+fn a_renamed_nic_of_a_pod_keeps_its_mac_for_a_while() {
+    let mut story = Story::begin();
+    let mut bridged = vmi(&["p"]);
+    bridged["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "bridge": {}}]);
+    story.apply(VmiOrigin::Here, bridged);
+    let shown = |nics: &[(&str, u8)]| {
+        let nic = |(name, last): &(&str, u8)| PodNic {
+            name: (*name).into(),
+            kind: "veth".into(),
+            mac: metadata_common::mac::Mac([2, 0, 0, 0, 0, *last]),
+        };
+        Pod { nics: nics.iter().map(nic).collect(), ..pod("p", 42) }
+    };
+    assert_eq!(story.pod("p", PodEvent::Found(shown(&[("eth0", 1)]))), ["+shop/web 101", "ImdsReady web"]);
+    // A busy node: the grace of a new pod is over before KubeVirt sets up its network.
+    story.pass(GRACE * 2);
+    assert_eq!(story.pod("p", PodEvent::Taps(shown(&[("eth0-nic", 9)]))), NOTHING, "renamed");
+    assert_eq!(story.pass(NIC_KEPT / 2), NOTHING);
+    let both = shown(&[("eth0-nic", 9), ("eth0", 1)]);
+    assert_eq!(story.pod("p", PodEvent::Taps(both)), NOTHING, "another stands in for it");
+    assert_eq!(story.pass(NIC_KEPT * 2), NOTHING);
+    // One that stays away is reported in the end; its record stays.
+    assert_eq!(story.pod("p", PodEvent::Taps(shown(&[("eth0-nic", 9)]))), NOTHING);
+    assert_eq!(story.pass(NIC_KEPT), ["watch p", "!shop/web", "ImdsDegraded web"]);
+    // A NIC whose MAC changes has the new one.
+    let ready = ["+shop/web 102", "+shop/web 102", "ImdsReady web"];
+    assert_eq!(
+        story.pod("p", PodEvent::Taps(shown(&[("eth0", 2)]))),
+        ready,
+        "the second one clears the refusal"
+    );
+}
+
+// Secrets, NICs and memory: what a record needs beside the VMI.
+
+#[test]
+fn a_late_secret_is_awaited_and_reported_after_the_grace_period() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, secretive(&["p"]));
+    assert_eq!(story.found("p"), ["?shop/web 1"]);
+    assert_eq!(story.pod("p", PodEvent::Taps(pod("p", 42))), NOTHING);
+    assert_eq!(story.pass(GRACE), ["!shop/web", "ImdsDegraded web"]);
+    assert_eq!(story.pass(GRACE), NOTHING, "once");
+    story.put("p", "ci-udata", "userdata", "#one\n");
+    let files = || PodEvent::Files { volume: "ci-udata".into() };
+    assert_eq!(story.pod("p", files()), ["+shop/web 101", "+shop/web 101", "ImdsReady web"]);
+    story.put("p", "ci-udata", "userdata", "#two\n");
+    assert_eq!(story.pod("p", files()), ["+shop/web 102"]);
+    // kubelet removes the volumes first: the good record stays.
+    story.disk.lock().expect("no panic").clear();
+    assert_eq!(story.pod("p", files()), ["!shop/web", "ImdsDegraded web"]);
+    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
+}
+
+#[test]
+fn a_vms_volumes_are_watched_before_they_exist() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, secretive(&["p"]));
+    let mut watched = |vmi: Option<Value>| {
+        match vmi {
+            Some(vmi) => story.core.applied(VmiOrigin::Here, Vmi::from_value(vmi).expect("a VMI"), story.now),
+            None => story.core.pod(&"p".parse().expect("a uid"), PodEvent::Found(pod("p", 42)), story.now),
+        }
+        story.translate();
+        let volumes = story.core.actions().into_iter().find_map(|action| match action {
+            Action::Watch(_, volumes) => Some(volumes.into_iter().collect::<Vec<_>>()),
+            _ => None,
+        });
+        volumes.unwrap_or_default()
+    };
+    assert_eq!(watched(None), ["ci-udata", "imds-token"]);
+    assert_eq!(watched(Some(secretive(&["p"]))), NOTHING, "as before");
+    let mut annotated = secretive(&["p"]);
+    annotated["metadata"]["annotations"] = json!({"imds.kubevirt.io/user-data-secret": "s"});
+    assert_eq!(watched(Some(annotated)), ["imds-token", "imds-user-data"]);
+}
+
+#[test]
+fn expected_identities_are_withdrawn_when_the_pod_ends() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, secretive(&["p"]));
+    story.found("p");
+    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
+}
+
+#[test]
+fn a_hot_plugged_nic_is_served_and_an_unplugged_one_is_not() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    story.found("p");
+    let mut more = vmi(&["p"]);
+    let nic = json!({"name": "red", "bridge": {}, "macAddress": "02:00:00:00:00:02"});
+    more["spec"]["domain"]["devices"]["interfaces"].as_array_mut().expect("NICs").push(nic);
+    more["spec"]["networks"] =
+        json!([{"name": "default", "pod": {}}, {"name": "red", "multus": {"networkName": "r"}}]);
+    let nics = |story: &mut Story| {
+        story.translate();
+        let actions = story.core.actions();
+        actions.into_iter().find_map(|action| match action {
+            Action::Publish(FeedEvent::Upsert { record, .. }) => Some(record.network.nics.len()),
+            _ => None,
+        })
+    };
+    story.core.applied(VmiOrigin::Here, Vmi::from_value(more.clone()).expect("a VMI"), story.now);
+    assert_eq!(nics(&mut story), Some(2));
+    more["spec"]["domain"]["devices"]["interfaces"][1]["state"] = "absent".into();
+    story.core.applied(VmiOrigin::Here, Vmi::from_value(more).expect("a VMI"), story.now);
+    assert_eq!(nics(&mut story), Some(1));
+}
+
+#[test]
+fn an_unserved_binding_is_reported_at_once_by_name() {
+    let mut story = Story::begin();
+    let mut sriov = vmi(&["p"]);
+    sriov["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "fast", "sriov": {}}]);
+    story.apply(VmiOrigin::Here, sriov);
+    story.core.pod(&"p".parse().expect("a uid"), PodEvent::Found(pod("p", 42)), story.now);
+    story.translate();
+    let actions = story.core.actions();
+    let [Action::Publish(FeedEvent::Rejected { error, .. }), Action::Report(report)] = &actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert!(error.to_string().contains("`sriov`") && report.message.contains("`fast`"), "{error}");
+    assert_eq!(report.reason, EventReason::Degraded);
+}
+
+#[test]
+fn a_vm_without_memory_is_reported_and_served_once_memory_is_free() {
+    const LARGE: usize = 50_000;
+    let mut story = Story::begin();
+    let room = MemoryBudget::new(330_000);
+    let (id, other) =
+        (RecordId::new(RecordSource::Kubevirt, "shop/web"), RecordId::new(RecordSource::Api, "other"));
+    let taking = Arc::clone(&room);
+    let admit =
+        move |key: &str, record: &Record| taking.take(&RecordId::new(RecordSource::Kubevirt, key), record);
+    story.core = story.core.admitting(Box::new(admit));
+    story.put("p", "ci-udata", "userdata", "small");
+    story.apply(VmiOrigin::Here, secretive(&["p"]));
+    assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
+    let small = room.usage().used;
+    let Some(record) = story.core.vmis["shop/web"].instances.values().find_map(|i| i.record.clone()) else {
+        panic!("there is a record")
+    };
+    let mut hoarder = (*record).clone();
+    hoarder.user_data = Some(bytes::Bytes::from(vec![b'x'; LARGE]).into());
+    room.take(&other, &hoarder).expect("room");
+    // A larger version is refused, the small one stays, and the refusal is published once.
+    story.put("p", "ci-udata", "userdata", &"y".repeat(LARGE));
+    let files = || PodEvent::Files { volume: "ci-udata".into() };
+    assert_eq!(story.pod("p", files()), ["!shop/web", "ImdsDegraded web"]);
+    assert_eq!(story.pod("p", files()), NOTHING);
+    assert_eq!(room.usage().refusals, 2);
+    room.give_back(&other);
+    assert_eq!(room.usage().used, small, "the small version is still counted");
+    story.core.freed(|tenant| room.free_for(tenant), story.now);
+    // The second event clears the complaint.
+    assert_eq!(story.actions(), ["+shop/web 102", "+shop/web 102", "ImdsReady web"]);
+    room.give_back(&id);
+    assert_eq!(room.usage().used, 0);
+}
+
+#[test]
+fn a_patch_loop_costs_one_translation_per_pause_and_delays_no_other_namespace() {
+    let mut story = Story::begin();
+    let patched = |namespace: &str, name: &str, text: &str| {
+        let mut vmi = vmi(&[&format!("{namespace}-{name}")]);
+        vmi["metadata"]["namespace"] = namespace.into();
+        vmi["metadata"]["name"] = name.into();
+        vmi["metadata"]["annotations"] = json!({"imds.kubevirt.io/user-data": text});
+        Vmi::from_value(vmi).expect("a VMI")
+    };
+    let apply = |story: &mut Story, namespace: &str, name: &str, text: &str| {
+        story.core.applied(VmiOrigin::Here, patched(namespace, name, text), story.now);
+        let uid = format!("{namespace}-{name}");
+        story.core.pod(&uid.parse().expect("a uid"), PodEvent::Found(pod(&uid, 42)), story.now);
+    };
+    let mut translations = 0;
+    for n in 0..200 {
+        for name in ["one", "two"] {
+            apply(&mut story, "hostile", name, &n.to_string());
+        }
+        while let Some(job) = story.core.next_job(story.now) {
+            translations += 1;
+            story.core.translated(job.run(), story.now);
+        }
+    }
+    assert_eq!(translations, 2, "400 patches within a pause");
+    // Many VMIs of the hostile namespace wait, and a modest one comes last.
+    for n in 0..100 {
+        apply(&mut story, "hostile", &format!("vm-{n}"), "x");
+    }
+    apply(&mut story, "modest", "vm", "y");
+    let keys = std::iter::from_fn(|| {
+        let job = story.core.next_job(story.now)?;
+        let key = job.key.clone();
+        story.core.translated(job.run(), story.now);
+        Some(key)
+    });
+    let keys: Vec<_> = keys.collect();
+    assert!(keys.iter().position(|key| key == "modest/vm").is_some_and(|at| at <= 1), "{:?}", &keys[..3]);
+}
+
+// Which origin names a VMI, and the limits of all VMIs.
+
+#[test]
+fn a_list_removes_missing_vmis_of_its_own_watch_only() {
+    let mut story = Story::begin();
+    for (origin, name) in
+        [(VmiOrigin::Here, "a"), (VmiOrigin::Here, "b"), (VmiOrigin::Coming, "c"), (VmiOrigin::Kept, "d")]
+    {
+        let mut vmi = named(name);
+        vmi["status"]["activePods"] = json!({name: "here"});
+        story.apply(origin, vmi);
+    }
+    let keys = BTreeSet::from(["shop/b".to_owned()]);
+    story.core.listed(VmiOrigin::Here, &keys, story.now);
+    assert_eq!(story.actions(), ["leave a"]);
+    story.core.listed(VmiOrigin::Kept, &BTreeSet::new(), story.now);
+    assert_eq!(story.actions(), ["leave d"]);
+    assert_eq!(story.core.vmis().map(Vmi::key).collect::<Vec<_>>(), ["shop/b", "shop/c"]);
+}
+
+#[test]
+fn a_kept_vmi_is_served_until_a_watch_names_it() {
+    let mut story = Story::begin();
+    assert_eq!(story.apply(VmiOrigin::Kept, vmi(&["p"])), ["watch p"]);
+    assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
+    let mut changed = vmi(&["p"]);
+    changed["spec"]["hostname"] = "other".into();
+    assert_eq!(story.apply(VmiOrigin::Here, changed.clone()), ["+shop/web 102"]);
+    assert_eq!(story.apply(VmiOrigin::Kept, vmi(&["p"])), NOTHING, "what is kept is older");
+    story.core.listed(VmiOrigin::Kept, &BTreeSet::new(), story.now);
+    assert_eq!(story.actions(), NOTHING);
+}
+
+#[test]
+fn a_vmi_from_the_hook_alone_is_served_until_its_launcher_ends() {
+    let mut story = Story::begin();
+    assert_eq!(story.apply(VmiOrigin::Hook, secretive(&["p"])), ["watch p"]);
+    assert_eq!(story.apply(VmiOrigin::Hook, secretive(&["p"])), NOTHING, "virt-handler may repeat a call");
+    story.found("p");
+    assert!(story.core.awaits("shop/web"), "its Secret is late");
+    story.put("p", "ci-udata", "userdata", "#one\n");
+    story.pod("p", PodEvent::Files { volume: "ci-udata".into() });
+    assert!(!story.core.awaits("shop/web"));
+    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
+    assert_eq!(story.core.vmis().count(), 0);
+}
+
+#[test]
+fn a_watch_takes_precedence_over_the_hook() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Hook, vmi(&["p"]));
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), NOTHING);
+    story.found("p");
+    let mut old = vmi(&["p"]);
+    old["spec"]["hostname"] = "old".into();
+    assert_eq!(story.apply(VmiOrigin::Hook, old), NOTHING);
+    story.pod("p", PodEvent::Gone);
+    story.lose(VmiOrigin::Here);
+    assert_eq!(story.core.vmis().count(), 0);
+}
+
+#[test]
+fn an_unserved_vmi_is_not_awaited() {
+    let mut story = Story::begin();
+    let mut sriov = vmi(&["p"]);
+    sriov["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "fast", "sriov": {}}]);
+    story.apply(VmiOrigin::Hook, sriov);
+    story.found("p");
+    assert!(!story.core.awaits("shop/web") && !story.core.awaits("shop/other"));
+}
+
+/// A VMI of a namespace without pods, with an annotation of this many bytes.
+fn sized(namespace: &str, name: &str, bytes: usize) -> Value {
+    let mut vmi = named(name);
+    vmi["metadata"]["namespace"] = namespace.into();
+    vmi["metadata"]["annotations"] = json!({"imds.kubevirt.io/user-data": "x".repeat(bytes)});
+    vmi["status"]["activePods"] = json!({});
+    vmi
+}
+
+#[test]
+fn vmis_and_pods_beyond_the_limits_are_refused() {
+    let mut story = Story::begin();
+    let mut admitted = 0;
+    for n in 0..MAX_VMIS {
+        admitted += usize::from(story.apply(VmiOrigin::Here, sized("shop", &format!("v{n}"), 1)) == NOTHING);
+    }
+    assert_eq!(admitted, MAX_VMIS / 2, "one namespace has at most half");
+    assert_eq!(story.apply(VmiOrigin::Here, sized("shop", "more", 1)), ["!shop/more"]);
+    assert_eq!(story.apply(VmiOrigin::Here, sized("other", "first", 1)), NOTHING);
+    let mut story = Story::begin();
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["a", "b", "c", "d", "e"])).len(), 4);
+}
+
+#[test]
+fn pods_of_one_namespace_leave_room_for_those_of_another() {
+    let mut story = Story::begin();
+    let mut pods = 0;
+    for n in 0..MAX_VMIS / 2 {
+        let uids: Vec<_> = (0..4).map(|pod| format!("p{n}-{pod}")).collect();
+        let uids: Vec<_> = uids.iter().map(String::as_str).collect();
+        let mut vmi = vmi(&uids);
+        vmi["metadata"]["name"] = format!("v{n}").into();
+        let actions = story.apply(VmiOrigin::Here, vmi);
+        pods += actions.iter().filter(|action| action.starts_with("watch")).count();
+    }
+    assert_eq!(pods, pods::MAX_PODS / 2);
+    let mut other = vmi(&["mine"]);
+    other["metadata"]["namespace"] = "other".into();
+    assert_eq!(story.apply(VmiOrigin::Here, other), ["watch mine"]);
+    assert_eq!(story.core.shares().pods.top()[0].1, pods::MAX_PODS / 2);
+}
+
+#[test]
+fn a_namespace_of_large_vmis_leaves_room_for_a_small_one_of_another() {
+    let mut story = Story::begin();
+    let mut refused = 0;
+    for n in 0..22 {
+        let actions = story.apply(VmiOrigin::Here, sized("hostile", &format!("v{n}"), 1_500_000));
+        refused += usize::from(actions != NOTHING);
+    }
+    assert!(refused > 0, "it has its share");
+    assert_eq!(story.apply(VmiOrigin::Here, sized("modest", "web", 300)), NOTHING);
+    story.core.applied(
+        VmiOrigin::Here,
+        Vmi::from_value(sized("hostile", "next", 1_500_000)).expect("a VMI"),
+        story.now,
+    );
+    let actions = story.core.actions();
+    let [Action::Publish(FeedEvent::Rejected { error, .. })] = &actions[..] else { panic!("{actions:?}") };
+    let text = error.to_string();
+    assert!(text.contains("namespace/hostile holds") && text.contains("Secret"), "{text}");
+}
+
+#[test]
+fn an_unreadable_vmi_leaves_the_published_record() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    story.found("p");
+    let error = Vmi::read(b"[]").expect_err("no VMI");
+    story.core.unreadable("shop/web", &error);
+    assert_eq!(story.actions(), ["!shop/web"]);
+    story.core.gone(VmiOrigin::Here, "shop/other", story.now);
+    assert_eq!(story.actions(), ["-shop/other"], "it was never decoded");
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), ["+shop/web 101"], "it is readable again");
+}
+
+#[test]
+fn vmis_beyond_the_byte_limit_are_refused_and_known_ones_stay() {
+    let mut story = Story::begin();
+    assert_eq!(story.apply(VmiOrigin::Here, sized("shop", "a", VMIS_BYTES / 4)), NOTHING);
+    assert_eq!(story.apply(VmiOrigin::Here, sized("shop", "b", VMIS_BYTES / 4)), ["!shop/b"]);
+    assert_eq!(story.apply(VmiOrigin::Here, sized("shop", "a", VMIS_BYTES)), ["!shop/a"]);
+    assert_eq!(story.core.vmis.len(), 1);
+    assert_eq!(story.apply(VmiOrigin::Here, sized("shop", "a", 10)), ["-shop/a"], "nothing of it is refused");
+    story.core.gone(VmiOrigin::Here, "shop/a", story.now);
+    assert_eq!((story.core.shares().bytes.used(), story.core.shares().vmis.used()), (0, 0));
+}
+
+#[test]
+fn a_vmi_kept_without_its_owner_is_expected_until_the_api_server_names_it() {
+    let mut story = Story::begin();
+    let mut former = vmi(&["p"]);
+    former["metadata"].as_object_mut().expect("an object").remove("ownerReferences");
+    assert_eq!(story.apply(VmiOrigin::Kept, former.clone()), ["watch p"]);
+    assert_eq!(story.found("p"), ["?shop/web 1"], "an earlier release did not keep its owner");
+    // In the API, no reference means no owner.
+    assert_eq!(story.apply(VmiOrigin::Here, former), ["+shop/web 101", "ImdsReady web"]);
+}
+
+#[test]
+fn a_pod_stays_with_the_vmi_that_named_it_first_whatever_the_others_name() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
+    let attacker = named("aaa");
+    assert_eq!(
+        story.apply(VmiOrigin::Here, attacker.clone()),
+        ["!shop/aaa"],
+        "it would be first by its name"
+    );
+    assert_eq!(story.apply(VmiOrigin::Here, attacker.clone()), NOTHING, "said once");
+    assert_eq!(story.pod("p", PodEvent::Files { volume: "any".into() }), NOTHING);
+    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"], "the holder's, not the other's");
+}
+
+#[test]
+fn a_refusal_ends_with_what_was_refused() {
+    let mut story = Story::begin();
+    let large = || {
+        let mut vmi = vmi(&["p"]);
+        vmi["metadata"]["annotations"] = json!({"note": "x".repeat(VMIS_BYTES)});
+        vmi
+    };
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    story.found("p");
+    assert_eq!(story.apply(VmiOrigin::Here, large()), ["!shop/web"]);
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), ["+shop/web 101"], "the version before is back");
+    let rival = |pod: &str| {
+        let mut rival = named("rival");
+        rival["status"]["activePods"] = json!({pod: "here"});
+        rival
+    };
+    let lose = |story: &mut Story| {
+        story.core.gone(VmiOrigin::Here, "shop/rival", story.now);
+        story.actions()
+    };
+    assert_eq!(story.apply(VmiOrigin::Here, rival("p")), ["!shop/rival"]);
+    assert_eq!(lose(&mut story), ["-shop/rival"], "the VMI is deleted");
+    assert_eq!(story.apply(VmiOrigin::Here, rival("p")), ["!shop/rival"]);
+    assert_eq!(story.apply(VmiOrigin::Here, rival("q")), ["watch q", "-shop/rival"], "it names its own pod");
+    assert_eq!(lose(&mut story), ["leave q"]);
+}

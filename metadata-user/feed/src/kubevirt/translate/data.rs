@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::{KEY_BYTES_PER_VM, KEYS_PER_VM, PodVolumes, PublicKeyError, PublicKeys, VmiProblem, VolumeFiles};
 use crate::kubevirt::vmi::{CloudInit, LocalRef, Vmi};
-use crate::kubevirt::{KubevirtOptions, options};
+use crate::kubevirt::{self, KubevirtOptions};
 use crate::pods::MAX_VOLUMES;
 
 /// Most keys of custom metadata of one VM (VEP 100).
@@ -93,8 +93,8 @@ impl DataSources<'_> {
 
     /// Takes the annotation's text, else the object that an annotation names, else the cloud-init volume.
     fn user_data(&self, cloud_init: Option<(&str, &CloudInit)>) -> Found {
-        let named = [options::USER_DATA_SECRET, options::USER_DATA_CONFIGMAP];
-        let annotated = self.annotated("user-data", options::USER_DATA, named, &USER_KEYS)?;
+        let named = [kubevirt::USER_DATA_SECRET, kubevirt::USER_DATA_CONFIGMAP];
+        let annotated = self.annotated("user-data", kubevirt::USER_DATA, named, &USER_KEYS)?;
         if annotated.is_some() {
             return Ok(annotated);
         }
@@ -111,8 +111,8 @@ impl DataSources<'_> {
     }
 
     fn vendor_data(&self) -> Found {
-        let named = [options::VENDOR_DATA_SECRET, options::VENDOR_DATA_CONFIGMAP];
-        let annotated = self.annotated("vendor-data", options::VENDOR_DATA, named, &VENDOR_KEYS)?;
+        let named = [kubevirt::VENDOR_DATA_SECRET, kubevirt::VENDOR_DATA_CONFIGMAP];
+        let annotated = self.annotated("vendor-data", kubevirt::VENDOR_DATA, named, &VENDOR_KEYS)?;
         Ok(annotated.or_else(|| self.options.vendor_data.clone().map(Bytes::from)))
     }
 
@@ -143,7 +143,7 @@ impl DataSources<'_> {
         if named.iter().all(|name| self.vmi.annotation(name).is_none()) {
             return Ok(None);
         }
-        let volume = options::volume(field);
+        let volume = kubevirt::volume(field);
         let files = self.files(field, &volume)?;
         match first(&files, keys) {
             Some(bytes) => bounded(field, bytes).map(Some),

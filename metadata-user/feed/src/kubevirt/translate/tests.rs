@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::{
     KEY_BYTES, KEYS_PER_SECRET, PublicKeyError, PublicKeys, TranslationOutcome, VmiProblem, VmiTranslation,
-    VolumeFiles, is_wanted, translate,
+    VolumeFiles, is_wanted, names, translate,
 };
 use crate::kubevirt::{KubevirtOptions, Vmi};
 use crate::pods::{Pod, PodNic, Tap, TapKind};
@@ -472,4 +472,45 @@ fn comments_and_empty_lines_are_no_keys() {
     ]);
     let found = PublicKeys::parse(&files);
     assert_eq!((found.keys, found.other_files), (vec!["key".to_owned()], vec!["a".to_owned()]));
+}
+
+#[test]
+fn a_nic_is_found_under_every_name_kubevirt_gives() {
+    let vmi = Vmi::from_value(json!({
+        "spec": {"networks": [
+            {"name": "red", "multus": {"networkName": "r"}},
+            {"name": "pod", "pod": {}},
+            {"name": "blue", "multus": {"networkName": "b"}},
+            {"name": "green", "multus": {"networkName": "g"}},
+        ]},
+        "status": {"interfaces": [
+            {"name": "green", "podInterfaceName": "net3"},
+            {"podInterfaceName": "docker0"},
+        ]},
+    }))
+    .expect("a VMI");
+    // printf red | sha256sum
+    let cases: [(&str, &[&str], &[&str]); 4] = [
+        ("pod", &["tap0"], &["eth0"]),
+        ("red", &["tapb1f51a511f1", "tap1"], &["podb1f51a511f1", "net1"]),
+        ("blue", &["tap16477688c0e", "tap2"], &["pod16477688c0e", "net2"]),
+        ("green", &["tap3", "tapba4788b226a"], &["net3", "podba4788b226a"]),
+    ];
+    for (network, taps, pod_nics) in cases {
+        let names = names(&vmi, network);
+        assert_eq!(names.taps, taps, "{network}");
+        assert_eq!(names.pod_nics, pod_nics, "{network}");
+    }
+}
+
+#[test]
+fn the_primary_networks_tap_has_a_fixed_name() {
+    let vmi = Vmi::from_value(json!({
+        "spec": {"networks": [{"name": "udn", "multus": {"networkName": "u", "default": true}}]},
+        "status": {"interfaces": [{"name": "udn", "podInterfaceName": "ovn-udn1"}]},
+    }))
+    .expect("a VMI");
+    let names = names(&vmi, "udn");
+    assert_eq!(names.taps, ["tap0"]);
+    assert_eq!(names.pod_nics, ["ovn-udn1", "eth0"]);
 }

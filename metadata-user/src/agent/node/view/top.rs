@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use crate::service::audit::follow::{FollowedGuest, FollowedGuests, FollowedRequest};
+use crate::service::audit::collect::{FollowedGuest, FollowedGuests, FollowedRequest};
 use metadata_common::maps::Slot;
 use metadata_content::record::Record;
 use metadata_control::status::{GuestState, LISTED_GUESTS, PortState};
@@ -274,7 +274,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::time::{Duration, Instant};
 
-    use crate::service::audit::follow::FollowedGuest;
+    use crate::service::audit::collect::FollowedGuest;
     use metadata_common::port::PortName;
     use metadata_control::top::{BootStage, VmOrder};
 

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use metadata_signer::certificate::OwnCertificate;
+use metadata_signer::documents::OwnCertificate;
 use metadata_signer::{KeyDirectory, Rotation};
 
 use super::super::facts::{IdentityKeyFacts, IssuerFacts};

@@ -1,85 +1,59 @@
-//! Requests about instances: as read from the URL, and as passed to the control loop.
+//! Requests about instances: as read from the URL and the head, and as passed to the control loop.
 
-use std::borrow::Cow;
-use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
-
-use axum::http::{Method, Uri};
-use percent_encoding::percent_decode_str;
-use tokio::sync::oneshot;
-
-use super::answer::{bad_request, forbidden};
-use super::{GUEST_DATA, PREFIX, WAIT, WAIT_MOST};
-use crate::agent::node::{ClearedData, Node, RegistrationConflict, TaggedRecord};
+use axum::http::{HeaderMap, Method, Uri, header};
 use metadata_common::time::span;
 use metadata_content::record::Record;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{ApiProblem, Instance, NAME_MAX, Page, is_name};
 use metadata_feed::registry::RecordId;
+use percent_encoding::percent_decode_str;
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+use super::representation::{bad_request, forbidden, none, precondition};
+use super::{GUEST_DATA, PREFIX, WAIT, WAIT_MOST};
+use crate::agent::node::{ClearedData, Node, RegistrationConflict, TaggedRecord};
 
 /// A request to the control loop about instances, with the channel for the answer.
 pub(crate) enum InstanceRequest {
     /// The instances after a name, of one source or of all.
     List {
-        /// The source.
         source: Option<RecordSource>,
         /// The name; `None` for the first page.
         after: Option<RecordId>,
-        /// The answer.
         reply: oneshot::Sender<Page>,
     },
     /// An instance, and its last valid record.
-    Look {
-        /// The name of the record.
-        id: RecordId,
-        /// The answer.
-        reply: oneshot::Sender<Option<(Instance, Option<Arc<Record>>)>>,
-    },
+    Look { id: RecordId, reply: oneshot::Sender<Option<(Instance, Option<Arc<Record>>)>> },
     /// The entity tag of a registered record.
-    Tag {
-        /// The name of the record.
-        id: RecordId,
-        /// The answer.
-        reply: oneshot::Sender<Option<Arc<str>>>,
-    },
+    Tag { id: RecordId, reply: oneshot::Sender<Option<Arc<str>>> },
     /// The entity tag of a registered record, and whether another may replace it.
     Check {
-        /// The name of the record.
         id: RecordId,
-        /// The record.
         record: Arc<Record>,
         /// Whether the client will wait until the ports of the record are attached.
         waits: bool,
-        /// The answer.
         reply: oneshot::Sender<CheckedRegistration>,
     },
     /// Registers a record.
-    Put {
-        /// The name of the record.
-        id: RecordId,
-        /// The record.
-        tagged: TaggedRecord,
-        /// The instance.
-        reply: oneshot::Sender<Instance>,
-    },
+    Put { id: RecordId, tagged: TaggedRecord, reply: oneshot::Sender<Instance> },
     /// Removes a record.
     Remove {
-        /// The name of the record.
         id: RecordId,
         /// Sent once the record is removed.
         reply: oneshot::Sender<()>,
     },
     /// Removes what the guest of a record's VM wrote.
     Clear {
-        /// The name of the record.
         id: RecordId,
         /// The result; `None` if there is no such record.
         reply: oneshot::Sender<Option<ClearedData>>,
     },
     /// Waits until all ports of a record are attached. No answer comes if the record is removed before.
     Wait {
-        /// The name of the record.
         id: RecordId,
         /// The instance, once attached.
         reply: oneshot::Sender<Instance>,
@@ -260,13 +234,97 @@ fn timeout_of(text: &str) -> Result<Duration, ApiProblem> {
     })
 }
 
+// Conditions: `If-Match` and `If-None-Match` (RFC 9110 §13.1).
+
+/// The conditions of a request.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct RequestConditions {
+    matches: Option<Tags>,
+    differs: Option<Tags>,
+}
+
+/// The value of a field.
+#[derive(Debug, PartialEq, Eq)]
+enum Tags {
+    /// `*`: any entity tag.
+    Any,
+    These(Vec<String>),
+}
+
+impl RequestConditions {
+    pub(super) fn read(head: &HeaderMap) -> Result<Self, ApiProblem> {
+        Ok(Self { matches: tags(head, header::IF_MATCH)?, differs: tags(head, header::IF_NONE_MATCH)? })
+    }
+
+    /// Checks the conditions of a change against the entity tag of the registered record, if there is one.
+    ///
+    /// # Errors
+    /// If a condition does not hold.
+    pub(super) fn check(&self, id: &RecordId, etag: Option<&str>) -> Result<(), ApiProblem> {
+        let found =
+            || etag.map_or_else(|| format!("{id} does not exist"), |etag| format!("{id} has the tag {etag}"));
+        if let (Some(Tags::Any), None) = (&self.matches, etag) {
+            return Err(precondition(none(id)));
+        }
+        if self.matches.as_ref().is_some_and(|tags| !tags.have(etag)) {
+            let advice = "read it again (`xdp-imds get`, GET) before another change";
+            return Err(precondition(format!(
+                "If-Match (`--if-match`) does not hold: {}; {advice}",
+                found()
+            )));
+        }
+        if self.differs.as_ref().is_some_and(|tags| tags.have(etag)) {
+            let advice = "choose another name, or leave `--new` out to replace what is registered";
+            return Err(precondition(format!(
+                "`--new` (If-None-Match) does not hold: {}; {advice}",
+                found()
+            )));
+        }
+        Ok(())
+    }
+
+    /// True if the client of a GET has the record with this entity tag.
+    pub(super) fn is_known(&self, etag: Option<&str>) -> bool {
+        self.differs.as_ref().is_some_and(|tags| tags.have(etag))
+    }
+}
+
+impl Tags {
+    fn have(&self, etag: Option<&str>) -> bool {
+        match self {
+            Self::Any => etag.is_some(),
+            Self::These(tags) => etag.is_some_and(|etag| tags.iter().any(|tag| tag == etag)),
+        }
+    }
+}
+
+fn tags(head: &HeaderMap, field: header::HeaderName) -> Result<Option<Tags>, ApiProblem> {
+    let mut these = Vec::new();
+    for value in head.get_all(&field) {
+        let text = value.to_str().unwrap_or_default().trim();
+        if text == "*" {
+            return Ok(Some(Tags::Any));
+        }
+        for tag in text.split(',').map(str::trim) {
+            // Entity tags of this agent contain no comma.
+            if tag.len() < 2 || !tag.trim_start_matches("W/").starts_with('"') || !tag.ends_with('"') {
+                let expected = format!("`*` or entity tags in double quotes in {field}");
+                return Err(bad_request(&expected, "something else"));
+            }
+            these.push(tag.to_owned());
+        }
+    }
+    Ok((!these.is_empty()).then_some(Tags::These(these)))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Named, PortWait, range, read};
-    use axum::http::{Method, Uri};
+    use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
     use metadata_content::source::RecordSource;
     use metadata_feed::registry::RecordId;
     use std::time::Duration;
+
+    use super::{Named, PortWait, RequestConditions, range, read};
 
     fn uri(text: &str) -> Uri {
         text.parse().expect("a URL")
@@ -330,6 +388,47 @@ mod tests {
         assert_eq!(range(&uri("/v1/instances")).expect("good"), (None, None));
         for query in ["after=x/y", "source=x", "limit=5"] {
             assert_eq!(range(&uri(&format!("/v1/instances?{query}"))).expect_err(query).status, 400);
+        }
+    }
+
+    fn read_conditions(fields: &[(HeaderName, &'static str)]) -> Result<RequestConditions, u16> {
+        let mut head = HeaderMap::new();
+        for (field, value) in fields {
+            head.append(field, HeaderValue::from_static(value));
+        }
+        RequestConditions::read(&head).map_err(|problem| problem.status)
+    }
+
+    #[test]
+    fn a_change_is_made_when_its_conditions_hold() {
+        let (is, not) = (header::IF_MATCH, header::IF_NONE_MATCH);
+        let id = RecordId::new(RecordSource::Api, "a");
+        for (fields, etag, holds) in [
+            (&[][..], None, true),
+            (&[], Some("\"1\""), true),
+            (&[(is.clone(), "\"1\"")], Some("\"1\""), true),
+            (&[(is.clone(), "\"0\", \"1\"")], Some("\"1\""), true),
+            (&[(is.clone(), "\"0\""), (is.clone(), "\"1\"")], Some("\"1\""), true),
+            (&[(is.clone(), "\"2\"")], Some("\"1\""), false),
+            // A strong comparison: a weak tag matches nothing (RFC 9110 §13.1.1).
+            (&[(is.clone(), "W/\"1\"")], Some("\"1\""), false),
+            (&[(is.clone(), "\"1\"")], None, false),
+            (&[(is.clone(), "*")], Some("\"1\""), true),
+            (&[(is.clone(), "*")], None, false),
+            (&[(not.clone(), "*")], None, true),
+            (&[(not.clone(), "*")], Some("\"1\""), false),
+            (&[(not.clone(), "\"1\"")], Some("\"1\""), false),
+            (&[(not.clone(), "\"2\"")], Some("\"1\""), true),
+        ] {
+            let conditions = read_conditions(fields).expect("fields as they should be");
+            assert_eq!(conditions.check(&id, etag).is_ok(), holds, "{fields:?} of {etag:?}");
+        }
+    }
+
+    #[test]
+    fn a_malformed_tag_is_refused() {
+        for value in ["1", "\"1", "", "\"1\" \"2", "*, \"1\"x"] {
+            assert_eq!(read_conditions(&[(header::IF_MATCH, value)]), Err(400), "{value}");
         }
     }
 }

@@ -351,3 +351,34 @@ async fn a_file_grows_to_its_limit_and_no_further() {
     assert_eq!(fs::metadata(&path).expect("there").len(), SINK_FILE_BYTES);
     task.abort();
 }
+
+#[tokio::test]
+async fn a_panic_in_one_delivery_does_not_stop_the_messages_behind_it() {
+    let (outbox, mut deliveries) = outbox();
+    let mailbox = Mailbox::new("", &outbox);
+    let sinks = Sinks { events: Some(Box::new(Sink::File("/sink".into()))), ..Sinks::default() };
+    let arrived = Arc::new(Mutex::new(Vec::new()));
+    let arrivals = Arc::clone(&arrived);
+    let mut queues = Queues::new(move |message: Box<Message>| {
+        let arrivals = Arc::clone(&arrivals);
+        async move {
+            let json: Value = serde_json::from_str(&message.json()).expect("JSON");
+            assert_ne!(json["body"], "fault", "as meant");
+            arrivals.lock().expect("sound").push(json["body"].clone());
+            Ok(())
+        }
+    });
+    for body in ["first", "fault", "last"] {
+        mailbox.send(&sinks, MessageKind::Event, body.as_bytes(), 0);
+        queues.push(deliveries.queue.try_recv().expect("a message"));
+    }
+    while let Some(done) = queues.tasks.join_next_with_id().await {
+        match done {
+            Ok((id, taken)) => queues.ended(id, Some(taken)),
+            Err(error) => queues.ended(error.id(), None),
+        }
+    }
+    assert_eq!(*arrived.lock().expect("sound"), ["first", "last"]);
+    assert_eq!(outbox.counts().waiting, 0, "the message still counts as waiting");
+    assert!(queues.waiting.is_empty() && queues.sinks.is_empty(), "an empty queue is kept");
+}
