@@ -1,8 +1,9 @@
 //! The memory per VM and the rate at which records are rendered:
 //! `cargo bench -p xdp-imds-tests --bench render_cost`.
 //!
-//! The VMs are [`support::question`]. The first VM also allocates what all VMs share; each further one adds only its own
-//! memory. The bench fails above [`MOST_PER_VM`], or if `record_memory` counts less than is allocated.
+//! The VMs are those of [`question::typical_record`]. The first VM also allocates what all VMs share; each further one
+//! adds only its own memory. The bench fails above [`MOST_PER_VM`], or if `record_memory` counts less than is
+//! allocated.
 //!
 //! `-- --json` prints each line of the table as JSON. `-- 64 256` sets the numbers of VMs in the measurements by size
 //! of user-data.

@@ -316,7 +316,8 @@ const AZURE: &[Cloud] = &[Cloud {
 
 // Afterburn writes the record's attributes, host name and keys for every cloud whose dialect we serve.
 
-/// Bound on one run. A repeated request adds a second and fails the test.
+/// Bound on one run of a program. Amazon's script waits 30 s for a silent server; Ignition stops fetching a config after
+/// half of the bound.
 const PATIENCE_SECONDS: u32 = 60;
 /// Accounts in the guest's root; `core` gets the keys.
 const ACCOUNTS: &str = "root:x:0:0::/root:/bin/sh\ncore:x:1000:1000::/home/core:/bin/sh\n";
