@@ -14,11 +14,15 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
 use super::held_link::{HeldLink, LinkFault};
+use super::hub::{HUB_MTU, HubDevice, HubDevices};
 use super::mode::Programs;
 use super::pins::{LinkName, Pin, PinDirectory, PinLocation, PinnedProgram, RELEASE_GRACE};
 use super::ports::AttachedPort;
-use super::{SteerError, Steering, attach, link, mode, object};
+use super::{SteerError, Steering, attach, hub, link, mode, object};
 use metadata_common::port::PortName;
+use metadata_links::error::LinkError;
+use metadata_links::netlink;
+use metadata_links::watch::DeviceEvent;
 
 /// Time from the begin of one round to the next, at least. A round of all ports that a node may have takes as long,
 /// with a call every two seconds.
@@ -41,14 +45,23 @@ pub enum AttachmentFault {
     Hidden,
     /// `xdp-imds release --force` removed the pins.
     Released,
+    /// Somebody set a device of a hub down, or changed its MTU, as network managers do with devices that they find.
+    Down,
     /// The kernel refuses to show a link or a pin.
     Unknown,
 }
 
 impl AttachmentFault {
     /// Every kind.
-    pub const ALL: [Self; 6] =
-        [Self::Detached, Self::Replaced, Self::Unpinned, Self::Hidden, Self::Released, Self::Unknown];
+    pub const ALL: [Self; 7] = [
+        Self::Detached,
+        Self::Replaced,
+        Self::Unpinned,
+        Self::Hidden,
+        Self::Released,
+        Self::Down,
+        Self::Unknown,
+    ];
 
     /// Its name in metrics.
     #[must_use]
@@ -59,6 +72,7 @@ impl AttachmentFault {
             Self::Unpinned => "unpinned",
             Self::Hidden => "hidden",
             Self::Released => "released",
+            Self::Down => "down",
             Self::Unknown => "unknown",
         }
     }
@@ -115,6 +129,8 @@ pub(super) struct Checks {
     restores: bool,
     /// The present round began with `restores`.
     is_restoring: bool,
+    /// A device of a hub has changed since the last call.
+    is_hub_changed: bool,
     /// Programs that were to be taken off and may still be attached, [`MAX_REMAINS`] at most.
     remains: Vec<HeldLink>,
 }
@@ -201,11 +217,16 @@ impl FaultTally {
                     RELEASE_GRACE.as_secs() / 60
                 );
             }
-            AttachmentFault::Unknown => "links or pins cannot be examined",
+            AttachmentFault::Down => "devices of the hub were set down, or got another MTU, by somebody else",
+            AttachmentFault::Unknown => "links, pins or devices cannot be examined",
         };
         let first = format!("{count} {what}, the first at {example}");
         match (unrepaired, fault) {
             (0, AttachmentFault::Unpinned) => format!("{first}; they are pinned again"),
+            (0, AttachmentFault::Down) => format!(
+                "{first}; they are up again. Meanwhile no guest had an answer: tell the node's network manager to leave the \
+                 hub's devices alone"
+            ),
             (0, _) => format!("{first}; they are attached again"),
             (some, AttachmentFault::Unknown) => format!("{first}: {error} ({some} in all)"),
             (some, _) => format!("{first}; {some} of them could not be restored: {error}"),
@@ -258,6 +279,9 @@ impl Steering {
         if self.taking_over {
             return;
         }
+        if std::mem::take(&mut self.checks.is_hub_changed) {
+            self.check_devices();
+        }
         if self.checks.last.is_none() {
             let since = self.checks.begun.map(|begun| now.saturating_duration_since(begun));
             if since.is_some_and(|since| since < CHECK_EVERY) {
@@ -286,6 +310,7 @@ impl Steering {
         self.checks.is_restoring = std::mem::take(&mut self.checks.restores);
         self.check_maps();
         (0..self.links.len()).for_each(|at| self.check_hub(at));
+        self.check_devices();
         let remains = std::mem::take(&mut self.checks.remains);
         let remains =
             remains.into_iter().filter_map(HeldLink::detach_and_unpin).filter(|held| !held.is_out_of_reach());
@@ -335,6 +360,42 @@ impl Steering {
             let Some(pins) = &self.pins else { return };
             let (place, pinned) = (pins.map(map).to_string(), self.object.pin_map(map, pins));
             self.checks.note(AttachmentFault::Unpinned, &place, pinned.map_err(Into::into));
+        }
+    }
+
+    /// Notes that a device has changed. If it is one of a hub, the next call of [`Steering::check`] looks at them all, and
+    /// not at once: whoever set it down may do so again and again.
+    pub fn note_device(&mut self, device: &DeviceEvent) {
+        let mut devices = self.devices.devices.iter().flat_map(HubDevices::each);
+        if devices.any(|own| own.ifindex == device.ifindex && own.name == device.name) {
+            self.checks.is_hub_changed = true;
+        }
+    }
+
+    /// Sets the hubs' devices up again. A device that was deleted is no matter of this: the agent ends then.
+    fn check_devices(&mut self) {
+        let look = |device: &HubDevice| -> Result<bool, LinkError> {
+            Ok(hub::is_as_made(&netlink::look(&device.name, device.ifindex)?))
+        };
+        let examine = |device: &HubDevice| match look(device) {
+            Ok(true) => None,
+            Ok(false) => {
+                let repaired = netlink::quiet_and_up(&device.name, device.ifindex, HUB_MTU);
+                Some((AttachmentFault::Down, device.name.clone(), repaired.map_err(SteerError::from)))
+            }
+            Err(LinkError::Device { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => None,
+            Err(error) => Some((AttachmentFault::Unknown, device.name.clone(), Err(error.into()))),
+        };
+        let devices = &self.devices;
+        let examined = devices.home.run(|| {
+            let all = devices.devices.iter().flat_map(HubDevices::each);
+            Ok::<Vec<_>, LinkError>(all.filter_map(examine).collect())
+        });
+        match examined {
+            Ok(found) => found
+                .into_iter()
+                .for_each(|(fault, device, repaired)| self.checks.note(fault, &device, repaired)),
+            Err(error) => self.checks.note(AttachmentFault::Unknown, "the hub", Err(error.into())),
         }
     }
 
@@ -471,6 +532,7 @@ mod tests {
         checks.note(AttachmentFault::Detached, "tap1", refused());
         checks.note(AttachmentFault::Unpinned, "/pins/v1/links/port-1-2-3", Ok(()));
         checks.note(AttachmentFault::Hidden, "/pins", Ok(()));
+        checks.note(AttachmentFault::Down, "imds-in", Ok(()));
         let lines = checks.lines();
         let expected = [
             [
@@ -480,6 +542,7 @@ mod tests {
             ],
             ["1 pins were removed", "/pins/v1/links/port-1-2-3", "pinned again"],
             ["/pins leads to another directory", "mounted over it", "`umount`"],
+            ["1 devices of the hub were set down", "the first at imds-in", "up again. Meanwhile no guest"],
         ];
         assert_eq!(lines.len(), expected.len(), "{lines:?}");
         for (line, parts) in lines.iter().zip(expected) {

@@ -19,6 +19,7 @@ use metadata_links::error::LinkError;
 use metadata_links::netlink;
 use metadata_links::netns::{self, Netns};
 use metadata_links::tun::{self, Preamble};
+use rtnetlink::packet_route::link::{LinkFlags, LinkMessage};
 
 /// MTU of the hub's devices, in bytes. A redirect drops frames above the target's MTU, so this exceeds the MTU of
 /// any guest. A veth runs XDP natively up to a page less headroom and tailroom, 3,506 bytes on x86.
@@ -198,6 +199,11 @@ impl Drop for HubGuard {
             tracing::warn!(%error, "cannot remove the hub's devices; the next start removes them");
         }
     }
+}
+
+/// True for the message about a device of a hub that is up, with the MTU that it was given.
+pub(super) fn is_as_made(device: &LinkMessage) -> bool {
+    device.header.flags.contains(LinkFlags::Up) && netlink::mtu_of(device) == HUB_MTU
 }
 
 /// The names of a hub's devices: outer end, inner end, tap, tap for long frames. The first hub has descriptive

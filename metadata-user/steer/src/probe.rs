@@ -8,7 +8,9 @@ mod search;
 pub use super::failure::ProbeError;
 pub use super::features::{Feature, FeatureText, ProbeResult, missing_helpers};
 pub use kernel::{features, rehearse};
-pub use node::{AddressUse, PinnedLink, address_uses, hub_devices, pinned_links, ring_full, veth_full};
+pub use node::{
+    AddressUse, PinnedLink, address_uses, hub_devices, hub_devices_down, pinned_links, ring_full, veth_full,
+};
 pub use search::{DeviceLocation, NAMESPACES_SEARCHED, PLACES_TOLD, PROCESSES_SEARCHED, Search, search};
 
 use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
