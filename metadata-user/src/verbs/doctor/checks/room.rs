@@ -2,7 +2,8 @@
 
 use super::super::{Check, CheckStatus, Directory, ExposedFile, Facts, FileSystem, PinFacts, RecordFacts};
 use super::count;
-use metadata_common::run::UNIT_WRITES;
+use crate::config::Config;
+use metadata_common::run::{UNIT_HIDES, UNIT_WRITES, is_home};
 use metadata_steer::{PINS_VERSION, is_pins_version};
 
 /// Free space, in bytes, below which the check fails.
@@ -48,6 +49,31 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     }
     checks.extend(facts.exposed.iter().map(exposed));
     checks
+}
+
+/// What the configuration names in a place that the packages' unit hides from the agent.
+pub(in super::super) fn hidden(config: &Config) -> Vec<Check> {
+    let named = [
+        ("records", config.records.as_deref()),
+        ("state", config.state.as_deref()),
+        ("run", Some(&*config.run)),
+        ("audit", config.audit.to.as_deref()),
+        ("token_key", config.token_key.as_deref()),
+        ("identity", config.identity.as_ref().map(|identity| &*identity.keys)),
+    ];
+    let hidden =
+        named.into_iter().filter_map(|(what, path)| Some((what, path.filter(|path| is_home(path))?)));
+    hidden
+        .map(|(what, path)| {
+            Check::warn(
+                "unit.home",
+                format!("{} is in a place that the package's unit hides from the agent", path.display()),
+                "a path outside /root, /home and /run/user",
+                UNIT_HIDES,
+            )
+            .of(what)
+        })
+        .collect()
 }
 
 /// Files with parts of records that others may read.
