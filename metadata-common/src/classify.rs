@@ -20,13 +20,10 @@
 //! The classifier reads neither the sender ([`crate::decide`] does) nor the payload. The user-space stack
 //! checks lengths and checksums.
 
-mod v4;
-mod v6;
-
 use core::hint::black_box;
 
 use crate::verdict::Verdict;
-use crate::wire::{arp, ethernet, ipv4, snap};
+use crate::wire::{arp, ethernet, ipv4, ipv6, neighbour, protocol, snap};
 
 /// Bounded reads from a frame.
 pub trait Reader {
@@ -87,8 +84,8 @@ pub fn classify(frame: &(impl Reader + ?Sized), served: &impl ServedAddresses) -
     let outcome = match ethertype {
         _ if wrapped => Err(PassReason::LookBehind(0)),
         ethernet::ARP => classify_arp(frame, ethernet::HEADER, served, true),
-        ethernet::IPV4 => v4::classify(frame, ethernet::HEADER, served),
-        ethernet::IPV6 => v6::classify(frame, ethernet::HEADER, served),
+        ethernet::IPV4 => classify_v4(frame, ethernet::HEADER, served),
+        ethernet::IPV6 => classify_v6(frame, ethernet::HEADER, served),
         _ => Err(PassReason::Now(Verdict::PassEthertype)),
     };
     match outcome {
@@ -161,8 +158,8 @@ fn look_behind(frame: &(impl Reader + ?Sized), served: &impl ServedAddresses) ->
     let wrapping = forget(wrapping, salt, TAGGED | IN_SNAP);
     let outcome = match ethertype {
         ethernet::ARP => classify_arp(frame, at, served, false),
-        ethernet::IPV4 => v4::look_behind(frame, at, served),
-        ethernet::IPV6 => v6::look_behind(frame, at, salt, served),
+        ethernet::IPV4 => look_behind_v4(frame, at, served),
+        ethernet::IPV6 => look_behind_v6(frame, at, salt, served),
         _ => Err(PassReason::Now(Verdict::PassEthertype)),
     };
     match outcome {
@@ -246,6 +243,248 @@ fn sent_to_group(frame: &(impl Reader + ?Sized)) -> bool {
 #[inline(always)]
 fn read_u16(frame: &(impl Reader + ?Sized), offset: usize) -> Option<u16> {
     frame.read::<2>(offset).map(u16::from_be_bytes)
+}
+
+// Classifies IPv4 to, from or through a served address.
+
+/// Classifies a datagram by its addresses, without its options.
+#[inline(always)]
+fn classify_v4(frame: &(impl Reader + ?Sized), at: usize, served: &impl ServedAddresses) -> Outcome {
+    // The addresses are read one after the other, to use less stack.
+    let source = frame.read_afresh(at + ipv4::SOURCE).ok_or(TRUNCATED)?;
+    let destination = frame.read_afresh(at + ipv4::DESTINATION).ok_or(TRUNCATED)?;
+    if served.serves_v4(source) {
+        return Ok(Verdict::DropSourceClaim);
+    }
+    let serves = served.serves_v4(destination);
+    let [version_ihl, _] = frame.read_afresh(at).ok_or(TRUNCATED)?;
+    if !serves {
+        let options = version_ihl > ipv4::VERSION_IHL && version_ihl >> 4 == ipv4::VERSION;
+        return Err(if options {
+            PassReason::LookBehind(version_ihl)
+        } else {
+            PassReason::Now(Verdict::PassIpv4)
+        });
+    }
+    let fragment = frame.read_afresh(at + ipv4::FRAGMENT).map(u16::from_be_bytes).ok_or(TRUNCATED)?;
+    let [_, protocol] = frame.read_afresh(at + ipv4::TTL).ok_or(TRUNCATED)?;
+    Ok(if version_ihl >> 4 != ipv4::VERSION || version_ihl & 0xf < ipv4::MIN_IHL {
+        Verdict::DropIpv4Malformed
+    } else if version_ihl != ipv4::VERSION_IHL {
+        Verdict::DropIpv4Options
+    } else if fragment & ipv4::FRAGMENT_BITS != 0 {
+        Verdict::DropIpv4Fragment
+    } else if sent_to_group(frame) {
+        Verdict::DropGroupDestination
+    } else {
+        match protocol {
+            protocol::TCP => Verdict::SteerIpv4Tcp,
+            protocol::ICMP => Verdict::SteerIpv4Icmp,
+            protocol::UDP => Verdict::DropIpv4Udp,
+            _ => Verdict::DropIpv4Protocol,
+        }
+    })
+}
+
+/// Like [`classify`], with options (RFC 791 §3.1). In a datagram to another address, it searches for a served
+/// address after any byte that may begin a source route. It does not parse option by option, so malformed
+/// options hide nothing.
+#[inline(always)]
+fn look_behind_v4(frame: &(impl Reader + ?Sized), at: usize, served: &impl ServedAddresses) -> Outcome {
+    let version_ihl = match classify_v4(frame, at, served) {
+        Err(PassReason::LookBehind(version_ihl)) => version_ihl,
+        outcome => return outcome,
+    };
+    let header = (version_ihl & 0xf) as usize * 4;
+    let mut routed = 0;
+    let mut from = ipv4::HEADER;
+    while from <= ipv4::MAX_HEADER - 4 {
+        if from + 4 > header {
+            break;
+        }
+        let bytes: [u8; 4] = frame.read_afresh(at + from).ok_or(TRUNCATED)?;
+        if routed != 0 && served.serves_v4(bytes) {
+            return Ok(Verdict::DropIpv4SourceRoute);
+        }
+        routed |= matches!(bytes[0], ipv4::LOOSE_ROUTE | ipv4::STRICT_ROUTE) as u32;
+        // `black_box` keeps this a loop; unrolled, it would be most of the program.
+        from = black_box(from + 1);
+    }
+    Err(PassReason::Now(Verdict::PassIpv4))
+}
+
+// Classifies IPv6 to, from or through a served address, or to one that translates to a served IPv4 address.
+
+/// No parsed extension header starts beyond this offset, in bytes. Only jumbo frames are longer.
+const REACH_MASK: usize = 0x3fff;
+
+const ELSEWHERE: PassReason = PassReason::Now(Verdict::PassIpv6);
+
+/// Classifies a datagram by its addresses and, for neighbour discovery, its target; without extension
+/// headers.
+#[inline(always)]
+fn classify_v6(frame: &(impl Reader + ?Sized), at: usize, served: &impl ServedAddresses) -> Outcome {
+    // The addresses are read one after the other, to use less stack.
+    let message = at + ipv6::HEADER;
+    let source = frame.read_afresh::<16>(at + ipv6::SOURCE).ok_or(TRUNCATED)?;
+    let claims = served.serves_v6(source);
+    let destination = frame.read_afresh::<16>(at + ipv6::DESTINATION).ok_or(TRUNCATED)?;
+    let serves = served.serves_v6(destination);
+    let [next_header, hop_limit] = frame.read_afresh(at + ipv6::NEXT_HEADER).ok_or(TRUNCATED)?;
+    if claims {
+        let kind = frame.read_afresh(message + neighbour::TYPE - 1).map(|[_, kind]| kind);
+        let discovers = next_header == protocol::ICMPV6
+            && kind.is_some_and(|kind| (neighbour::FIRST..=neighbour::LAST).contains(&kind));
+        return Ok(if discovers { Verdict::DropNeighbourClaim } else { Verdict::DropSourceClaim });
+    }
+    if serves {
+        let [first, _] = frame.read_afresh(at).ok_or(TRUNCATED)?;
+        return Ok(to_served(frame, first, next_header));
+    }
+    let destination = frame.read_afresh::<16>(at + ipv6::DESTINATION).ok_or(TRUNCATED)?;
+    if translated(destination).is_some_and(|v4| served.serves_v4(v4)) {
+        return Ok(Verdict::DropTranslated);
+    }
+    match next_header {
+        protocol::ICMPV6 => match discovery(frame, message, served)? {
+            (neighbour::SOLICITATION, 0) if hop_limit == neighbour::HOP_LIMIT => Ok(Verdict::SteerNeighbour),
+            (neighbour::SOLICITATION, _) => Ok(Verdict::DropNeighbourInvalid),
+            _ => Ok(Verdict::DropNeighbourClaim),
+        },
+        protocol::HOP_BY_HOP
+        | protocol::DESTINATION_OPTIONS
+        | protocol::ROUTING
+        | protocol::FRAGMENT
+        | protocol::AH => Err(PassReason::LookBehind(next_header)),
+        _ => Err(ELSEWHERE),
+    }
+}
+
+/// Classifies a datagram to a served address.
+#[inline(always)]
+fn to_served(frame: &(impl Reader + ?Sized), first: u8, next_header: u8) -> Verdict {
+    if first >> 4 != ipv6::VERSION {
+        return Verdict::DropIpv6Malformed;
+    }
+    match next_header {
+        protocol::FRAGMENT => Verdict::DropIpv6Fragment,
+        extension if protocol::is_extension(extension) => Verdict::DropIpv6Extension,
+        _ if sent_to_group(frame) => Verdict::DropGroupDestination,
+        protocol::TCP => Verdict::SteerIpv6Tcp,
+        protocol::ICMPV6 => Verdict::SteerIpv6Icmp,
+        protocol::UDP => Verdict::DropIpv6Udp,
+        _ => Verdict::DropIpv6Protocol,
+    }
+}
+
+/// The type and code of a solicitation or advertisement for a served target; `Err` for any other message.
+#[inline(always)]
+fn discovery(
+    frame: &(impl Reader + ?Sized),
+    message: usize,
+    served: &impl ServedAddresses,
+) -> Result<(u8, u8), PassReason> {
+    let [kind, code] = frame.read_afresh::<2>(message + neighbour::TYPE).ok_or(TRUNCATED)?;
+    if kind != neighbour::SOLICITATION && kind != neighbour::ADVERTISEMENT {
+        return Err(ELSEWHERE);
+    }
+    let whole: [u8; neighbour::LEN] = frame.read_afresh(message).ok_or(TRUNCATED)?;
+    let [_, _, _, _, _, _, _, _, target @ ..] = whole;
+    if served.serves_v6(target) { Ok((kind, code)) } else { Err(ELSEWHERE) }
+}
+
+/// The IPv4 address embedded in an IPv6 address: translated (64:ff9b::/96, RFC 6052 §2.1), mapped or
+/// compatible (::ffff:0:0/96 and ::/96, RFC 4291 §2.5.5), or tunnelled (2002::/16, RFC 3056 §2). The prefix
+/// of a local translator (RFC 6052 §2.2) is unknown here.
+#[inline(always)]
+fn translated(address: [u8; 16]) -> Option<[u8; 4]> {
+    let [a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, last @ ..] = address;
+    let high = u64::from_be_bytes([a0, a1, a2, a3, a4, a5, a6, a7]);
+    let middle = u32::from_be_bytes([a8, a9, a10, a11]);
+    match (high, middle) {
+        (0x0064_ff9b_0000_0000, 0) | (0, 0 | 0xffff) => Some(last),
+        _ if high >> 48 == 0x2002 => Some([a2, a3, a4, a5]),
+        _ => None,
+    }
+}
+
+/// Like [`classify`], with extension headers. In a datagram to another address, it searches for a route
+/// through a served address and for neighbour discovery about one.
+#[inline(always)]
+fn look_behind_v6(
+    frame: &(impl Reader + ?Sized),
+    at: usize,
+    salt: u32,
+    served: &impl ServedAddresses,
+) -> Outcome {
+    let mut kind = match classify_v6(frame, at, served) {
+        Err(PassReason::LookBehind(next_header)) => next_header,
+        outcome => return outcome,
+    };
+    let mut at = forget(at + ipv6::HEADER, salt, REACH_MASK);
+    let mut route = None;
+    for turn in 0..=ipv6::MAX_EXTENSIONS {
+        let length = match kind {
+            protocol::HOP_BY_HOP | protocol::DESTINATION_OPTIONS | protocol::ROUTING => 8,
+            protocol::FRAGMENT => 0,
+            protocol::AH => 4,
+            _ => break,
+        };
+        if turn == ipv6::MAX_EXTENSIONS {
+            return Ok(Verdict::DropIpv6Routing);
+        }
+        let [next, units, o0, o1] = frame.read_afresh::<4>(at).ok_or(TRUNCATED)?;
+        if kind == protocol::FRAGMENT && u16::from_be_bytes([o0, o1]) & ipv6::FRAGMENT_OFFSET != 0 {
+            // The payload is a later fragment, so it has no further header.
+            return Err(ELSEWHERE);
+        }
+        if kind == protocol::ROUTING && route.replace((at, units)).is_some() {
+            // No sender needs two (RFC 8200 §4.1).
+            return Ok(Verdict::DropIpv6Routing);
+        }
+        kind = next;
+        // A header's length does not count its first eight bytes. Its unit is eight bytes, for AH four (RFC
+        // 4302 §2.2).
+        at = forget(at + 8 + units as usize * length, salt, REACH_MASK);
+    }
+    if let Some((at, units)) = route
+        && routes_through(frame, at, units as usize / 2, served)?
+    {
+        return Ok(Verdict::DropIpv6Routing);
+    }
+    if kind != protocol::ICMPV6 {
+        return Err(ELSEWHERE);
+    }
+    match discovery(frame, at, served)? {
+        (neighbour::SOLICITATION, _) => Ok(Verdict::DropIpv6Extension),
+        _ => Ok(Verdict::DropNeighbourClaim),
+    }
+}
+
+/// True if an address in the routing header is served, or if there are more than [`ipv6::MAX_SEGMENTS`].
+#[inline(always)]
+fn routes_through(
+    frame: &(impl Reader + ?Sized),
+    at: usize,
+    segments: usize,
+    served: &impl ServedAddresses,
+) -> Result<bool, PassReason> {
+    if segments > ipv6::MAX_SEGMENTS {
+        return Ok(true);
+    }
+    let mut segment = 0;
+    while segment < ipv6::MAX_SEGMENTS {
+        if segment >= segments {
+            break;
+        }
+        let address = frame.read_afresh::<16>(at + ipv6::SEGMENTS + 16 * segment).ok_or(TRUNCATED)?;
+        if served.serves_v6(address) {
+            return Ok(true);
+        }
+        // `black_box` keeps this a loop; unrolled, it would be too much code.
+        segment = black_box(segment + 1);
+    }
+    Ok(false)
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod limits;
 mod port;
 mod read;
 mod sections;
+mod sources;
 #[cfg(test)]
 mod tests;
 mod workers;
@@ -26,7 +27,7 @@ mod workers;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::service::audit::AuditConfig;
 use metadata_common::addresses;
@@ -53,7 +54,7 @@ pub const DEFAULT_PINS: &str = "/sys/fs/bpf/xdp-imds";
 pub const PAGE_HOSTS: usize = 16;
 
 /// The configuration of the agent.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Directory of VM records, one file per VM. Default: none. A directory is required here or on the command line,
@@ -186,41 +187,6 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Returns true if at least one feed or the API can provide records.
-    #[must_use]
-    pub fn has_records(&self) -> bool {
-        #[cfg(feature = "kubevirt")]
-        if self.kubevirt.is_some() {
-            return true;
-        }
-        self.records.is_some() || self.api.is_some() || self.proxmox.is_some()
-    }
-
-    /// The sources of records, in words.
-    #[must_use]
-    pub fn sources(&self) -> Vec<String> {
-        let directory = self.records.as_ref().map(|directory| directory.display().to_string());
-        directory.into_iter().chain(self.feeds().into_iter().map(str::to_owned)).collect()
-    }
-
-    /// The sources of records other than the directory, in words.
-    #[must_use]
-    pub fn feeds(&self) -> Vec<&'static str> {
-        let feeds = self.api.is_some().then_some("the API").into_iter();
-        #[cfg(feature = "kubevirt")]
-        let feeds = feeds.chain(self.kubevirt.is_some().then_some("KubeVirt"));
-        feeds.chain(self.proxmox.is_some().then_some("Proxmox VE")).collect()
-    }
-
-    /// Returns true if ports in other namespaces are expected. Each VM of KubeVirt has its own namespace.
-    #[must_use]
-    pub fn expects_namespaces(&self) -> bool {
-        #[cfg(feature = "kubevirt")]
-        return self.kubevirt.is_some();
-        #[cfg(not(feature = "kubevirt"))]
-        false
-    }
-
     /// Returns `api`, or its defaults if the section is absent.
     #[must_use]
     pub fn api(&self) -> ApiConfig {

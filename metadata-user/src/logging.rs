@@ -108,7 +108,7 @@ fn is_path(text: &str) -> bool {
 }
 
 /// The format of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// `journal` if standard error is systemd's journal, else `text`.

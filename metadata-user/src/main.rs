@@ -372,7 +372,7 @@ fn log_start(config: &Config, file: Option<&Path>) {
     tracing::info!(
         version = %metadata_user::VERSION,
         %configuration,
-        sources = %config.sources().join(", "),
+        sources = %config.source_names().join(", "),
         listeners = %listeners.join(", "),
         "xdp-imds starts"
     );

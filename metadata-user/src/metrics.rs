@@ -21,7 +21,7 @@ use crate::service::audit::AuditCounts;
 use metadata_common::share::ShareReport;
 use metadata_content::identity::IdentityCounts;
 use metadata_content::sink::SinkCounts;
-use metadata_control::status::{ApiServer, Instances, PortState};
+use metadata_control::status::{Instances, PortState, SourceStatus};
 use metadata_datapath::worker::WorkerStats;
 use metadata_feed::memory_budget::Usage;
 use metadata_feed::state::mailboxes::MailboxCounts;
@@ -91,8 +91,8 @@ pub struct Snapshot<'a, T> {
     pub process: Option<ProcessMetrics>,
     /// Whether records come from the snapshot because their source is unavailable.
     pub from_snapshot: bool,
-    /// Health of the Kubernetes API server; `None` if no feed uses one.
-    pub api_server: Option<ApiServer>,
+    /// How the sources of records can be read.
+    pub sources: &'a [SourceStatus],
     /// The signer of identity tokens and the counts of its tokens; `None` on a node that issues none.
     pub identity: Option<(SignerReport, IdentityCounts)>,
     /// Counters of messages from guests and of data stored for guests.
@@ -182,9 +182,7 @@ pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
     node::ports(snapshot, &mut out);
     node::attachments(snapshot, &mut out);
     node::records(snapshot, &mut out);
-    if let Some(server) = &snapshot.api_server {
-        node::api_server(server, &mut out);
-    }
+    node::sources(snapshot.sources, &mut out);
     if let Some((report, counts)) = &snapshot.identity {
         node::identity(report, counts, &mut out);
     }

@@ -108,7 +108,7 @@ pub(crate) fn sources(directory: &Path) -> Vec<(PathBuf, Vec<String>)> {
     files.into_iter().map(|file| (file.clone(), Source::read(&file).words)).collect()
 }
 
-fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
+pub(crate) fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).expect("a directory of modules") {
         let path = entry.expect("an entry").path();
         if path.is_dir() {

@@ -1,17 +1,25 @@
 //! Steering handles ports that appear and disappear, and leaves nothing behind when it stops.
 
-use crate::node::{
-    ALICE, BOB, Node, ask, config, delete, port, receives, receives_nothing, start_in, within,
-};
 use metadata_common::mac::Mac;
 use metadata_common::port::PortName;
 use metadata_common::verdict::Verdict;
-use metadata_steer::{DeviceLookup, SteerError, exists};
+use metadata_links::error::LinkError;
+use metadata_steer::{
+    DeviceLookup, PinsError, PreviousAgent, ReleaseSummary, SteerConfig, SteerError, Steering, SteeringMode,
+    SteeringProgram, exists, release,
+};
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use support::bpffs::Bpffs;
 use support::netns::Namespace;
 use support::privileged;
+
+use crate::node::{
+    ALICE, BOB, Bridged, ELSEWHERE, Node, ask, ask_for, config, delete, pinned, port, receives,
+    receives_nothing, start_in, steered, within,
+};
 
 fn links(ns: &Namespace) -> String {
     ns.ip("-o link").expect("the list of links").lines().map(|line| format!("{line}\n")).collect()
@@ -299,4 +307,515 @@ fn steer_until_killed(ns: &Namespace) -> ! {
     std::thread::sleep(Duration::from_secs(30));
     std::io::stdin().read_to_end(&mut Vec::new()).expect("stdin ends");
     panic!("this process was not killed");
+}
+
+// The directory of pins: its permissions, damage to it, and its release.
+
+#[test]
+fn pins_and_their_directories_are_accessible_to_the_owner_only() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Bridged::start();
+    let pins = node.bpffs.pins();
+    let mode =
+        |path: &std::path::Path| std::fs::metadata(path).expect("it is there").permissions().mode() & 0o7777;
+    for directory in [pins.clone(), pins.join("v1"), pins.join("v1/maps"), pins.join("v1/links")] {
+        assert_eq!(mode(&directory), 0o700, "{}", directory.display());
+    }
+    for directory in ["v1/maps", "v1/links"] {
+        for file in std::fs::read_dir(pins.join(directory)).expect("a list").flatten() {
+            assert_eq!(mode(&file.path()), 0o600, "{}", file.path().display());
+        }
+    }
+}
+
+#[test]
+fn a_pin_directory_that_others_may_write_to_is_refused() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let bpffs = Bpffs::mount().expect("a bpffs");
+    let ns = Namespace::new("steer").expect("a namespace");
+    std::fs::create_dir(bpffs.pins()).expect("a directory");
+    std::fs::set_permissions(bpffs.pins(), PermissionsExt::from_mode(0o777)).expect("open for all");
+    let error = start_in(&ns, &pinned(&bpffs)).err().expect("a refusal");
+    assert!(matches!(error, SteerError::Pins(PinsError::Exposed { mode: 0o777, .. })), "{error}");
+}
+
+#[test]
+fn damaged_maps_are_replaced_while_the_port_stays_closed() {
+    if !privileged::or_skip() {
+        return;
+    }
+    type Damage = fn(&std::path::Path);
+    let cases: [(&str, Damage); 3] = [
+        ("one is missing", |maps| std::fs::remove_file(maps.join("GUESTS")).expect("removed")),
+        ("all are missing", |maps| {
+            for map in std::fs::read_dir(maps).expect("a list").flatten() {
+                std::fs::remove_file(map.path()).expect("removed");
+            }
+        }),
+        ("one has another layout", |maps| {
+            std::fs::rename(maps.join("HUBS"), maps.join("IDENTITIES")).expect("renamed");
+        }),
+    ];
+    for (what, damage) in cases {
+        let mut node = Bridged::start();
+        node.end();
+        damage(&node.bpffs.pins().join("v1/maps"));
+        let name = node.name.clone();
+        node.restart();
+        node.assert_closed();
+        let next = node.steering.as_mut().expect("it runs");
+        assert!(next.identities().is_empty(), "{what}");
+        next.attach(&name).expect(what);
+        next.bind(&name, ALICE, 3).expect(what);
+        let before = steered(next);
+        node.assert_closed();
+        assert_eq!(node.steering.as_ref().map(steered), Some(before + 1), "{what}");
+        node.end();
+        let next = node.restart();
+        assert_eq!(
+            next.identities().first().map(|bound| bound.slot),
+            Some(3),
+            "{what}: the next agent must inherit the new maps"
+        );
+    }
+}
+
+#[test]
+fn entries_that_are_not_links_are_kept_or_replaced() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.end();
+    let links = node.bpffs.pins().join("v1/links");
+    std::fs::create_dir(links.join("something")).expect("a directory");
+    let maps = node.bpffs.pins().join("v1/maps");
+    // This puts a map under the name of a link; the link is released with its pin.
+    let own = node.bpffs.port_links();
+    std::fs::rename(maps.join("AGENT"), links.join(&own[0])).expect("renamed over the link");
+    assert!(node.is_open());
+    let name = node.name.clone();
+    node.restart().attach(&name).expect("attached again");
+    node.assert_closed();
+    assert!(links.join("something").exists());
+    node.end();
+    node.assert_closed();
+}
+
+#[test]
+fn ports_pinned_by_another_version_are_moved_to_this_version() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.end();
+    let pins = node.bpffs.pins();
+    std::fs::rename(pins.join("v1"), pins.join("v0")).expect("pins of an older version");
+    let name = node.name.clone();
+    let next = node.restart();
+    assert!(!next.has_inherited());
+    next.attach(&name).expect("attached");
+    next.bind(&name, ALICE, 1).expect("bound");
+    let before = steered(next);
+    node.assert_closed();
+    assert_eq!(node.steering.as_ref().map(steered), Some(before + 1));
+    let theirs = std::fs::read_dir(pins.join("v0/links")).expect("a list").flatten();
+    let theirs: Vec<_> = theirs.map(|entry| entry.file_name()).collect();
+    assert!(!theirs.iter().any(|name| name.to_string_lossy().starts_with("port")), "{theirs:?}");
+    assert_eq!(node.bpffs.port_links().len(), 1);
+}
+
+#[test]
+fn an_agent_of_another_version_keeps_its_ports_from_a_start_and_a_takeover() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Bridged::start();
+    let pins = node.bpffs.pins();
+    std::fs::rename(pins.join("v1"), pins.join("v2")).expect("the running agent counts as a newer one");
+    let error = start_in(&node.ns, &pinned(&node.bpffs)).err().expect("a refusal");
+    assert!(matches!(error, SteerError::Pins(PinsError::InUse { .. })), "{error}");
+    let takeover = SteerConfig { adopt: PreviousAgent::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
+    let error = start_in(&node.ns, &takeover).err().expect("a refusal");
+    assert!(matches!(error, SteerError::Pins(PinsError::NothingToTakeOver { .. })), "{error}");
+    for part in ["expected pins of version v1, found v2", "stop it and start this one again"] {
+        assert!(error.to_string().contains(part), "no `{part}` in: {error}");
+    }
+    assert!(!pins.join("v1").exists(), "a refused agent leaves nothing");
+    let running = node.steering.as_ref().expect("it runs");
+    let before = steered(running);
+    node.assert_closed();
+    assert_eq!(steered(running), before + 1);
+    assert_eq!(running.bound_on(&node.name), [(ALICE, 7)]);
+}
+
+#[test]
+fn release_unpins_all_links_and_maps() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.end();
+    let released = release(&node.bpffs.pins(), false).expect("released");
+    assert_eq!(released.links, 1);
+    assert!(released.maps > 10, "{released:?}");
+    assert!(node.is_open());
+    assert!(!node.bpffs.pins().exists());
+    assert_eq!(
+        release(&node.bpffs.pins(), false).expect("a missing directory is no error"),
+        ReleaseSummary::default()
+    );
+}
+
+#[test]
+fn a_forced_release_does_not_detach_the_ports_of_a_running_agent() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    let released = release(&node.bpffs.pins(), true).expect("released");
+    assert_eq!(released.links, 2, "one link of the port and one of the hub");
+    node.assert_closed();
+    let (_tap, name) = port(&node.ns, "tap2", &node.ns);
+    let steering = node.steering.as_mut().expect("it runs");
+    steering.attach(&name).expect("attached without a pin");
+    node.end();
+    assert!(node.is_open());
+    assert!(!node.bpffs.pins().exists());
+}
+
+// An agent takes over from a running agent (`--takeover`). Without that option it refuses to start beside it.
+
+#[test]
+fn a_second_agent_on_the_same_pins_is_refused_and_the_error_names_takeover() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Bridged::start();
+    let elsewhere = Namespace::new("steer").expect("a namespace");
+    let error = start_in(&elsewhere, &pinned(&node.bpffs)).err().expect("a refusal");
+    assert!(matches!(error, SteerError::Pins(PinsError::InUse { .. })), "{error}");
+    assert!(error.to_string().contains("--takeover"), "{error}");
+    let error = release(&node.bpffs.pins(), false).expect_err("a refusal");
+    assert!(matches!(error, PinsError::InUse { .. }), "{error}");
+    node.assert_closed();
+}
+
+#[test]
+fn a_running_agent_on_the_other_side_is_an_error_that_names_takeover() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let ns = Namespace::new("steer").expect("a namespace");
+    ns.ip("tuntap add imds-t32 mode tap").expect("a tap");
+    let error = start_in(&ns, &config()).err().expect("a refusal");
+    assert!(matches!(error, SteerError::Link(LinkError::HubInUse { .. })), "{error}");
+    assert!(error.to_string().contains("--takeover"), "{error}");
+}
+
+#[test]
+fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    let mut old = node.steering.take().expect("it runs");
+    let takeover = SteerConfig { adopt: PreviousAgent::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
+    let mut new = start_in(&node.ns, &takeover).expect("the second agent starts");
+    assert_eq!((old.side(), new.side(), old.key()), (0, 1, new.key()));
+    assert_eq!(new.hubs()[0].number, 32);
+    new.attach(&node.name).expect("found");
+    new.bind(&node.name, ALICE, 7).expect("found");
+    let refused = new.bind(&node.name, BOB, 8).expect_err("the takeover is not done");
+    assert!(matches!(refused, SteerError::TakingOver { .. }), "{refused}");
+    // Meanwhile the first agent attaches another port.
+    let (late, late_name) = port(&node.ns, "tap2", &node.ns);
+    assert!(new.attach(&late_name).is_err(), "the takeover is not done");
+    old.attach(&late_name).expect("attached");
+    old.bind(&late_name, BOB, 9).expect("bound");
+    assert_eq!(old.agent().expect("readable").map(|agent| agent.side), Some(0));
+
+    new.take_over_all().expect("taken over");
+    assert_eq!(new.agent().expect("readable").map(|agent| agent.side), Some(1));
+    let mut slots: Vec<_> = new.identities().iter().map(|bound| bound.slot).collect();
+    slots.sort_unstable();
+    assert_eq!(slots, [7, 9]);
+    new.attach(&late_name).expect("attached");
+    assert_eq!(new.bound_on(&late_name), [(BOB, 9)]);
+    old.leave();
+    node.assert_closed();
+    let before = steered(&new);
+    ask(&node.from, ALICE);
+    ask(&late, BOB);
+    assert_eq!(steered(&new), before + 2, "frames of both must be steered to hubs that exist");
+    new.finish_take_over().expect("finished");
+    new.bind(&node.name, BOB, 8).expect("bound after the takeover");
+    let links = node.ns.ip("-o link").expect("the list of links");
+    assert!(!links.contains("imds-out") && links.contains("imds-o32"), "{links}");
+    // The next agent starts on the first side again, however this one ended.
+    drop(new);
+    let name = node.name.clone();
+    let next = node.restart();
+    assert_eq!(next.side(), 0);
+    next.attach(&name).expect("attached");
+    assert_eq!(next.bound_on(&name), [(ALICE, 7), (BOB, 8)]);
+}
+
+#[test]
+fn an_identity_unbound_during_a_takeover_is_released_after_it() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    let mut old = node.steering.take().expect("it runs");
+    old.bind(&node.name, BOB, 8).expect("bound");
+    let takeover = SteerConfig { adopt: PreviousAgent::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
+    let mut new = start_in(&node.ns, &takeover).expect("the second agent starts");
+    new.attach(&node.name).expect("found");
+    new.unbind(8).expect("deferred");
+    assert_eq!(old.identities().len(), 2);
+    new.take_over_all().expect("taken over");
+    assert_eq!(new.bound_on(&node.name), [(ALICE, 7)]);
+    old.leave();
+    let before = steered(&new);
+    ask(&node.from, BOB);
+    ask(&node.from, ALICE);
+    assert_eq!(steered(&new), before + 1);
+}
+
+#[test]
+fn a_takeover_without_pins_of_a_running_agent_is_refused() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let bpffs = Bpffs::mount().expect("a bpffs");
+    let ns = Namespace::new("steer").expect("a namespace");
+    for (pins, side) in [(None, 1), (Some(bpffs.pins()), 1), (Some(bpffs.pins()), 2)] {
+        let config = SteerConfig { pins, adopt: PreviousAgent::TakeOver { side }, ..config() };
+        let error = start_in(&ns, &config).err().expect("a refusal");
+        let expected = match (&config.pins, side) {
+            (None, _) => matches!(error, SteerError::TakeOverWithoutPins),
+            (_, 2) => matches!(error, SteerError::Side { found: 2 }),
+            _ => matches!(error, SteerError::Pins(PinsError::NothingToTakeOver { .. })),
+        };
+        assert!(expected, "{error}");
+    }
+}
+
+#[test]
+fn the_next_agent_removes_remaining_hubs_of_both_sides() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let ns = Namespace::new("steer").expect("a namespace");
+    // When an agent is killed, the veth of its hub remains and the tap does not.
+    ns.ip_batch(
+        "link add imds-o33 type veth peer name imds-i33\nlink add imds-o5 type veth peer name imds-i5\n",
+    )
+    .expect("a remaining veth");
+    let _node = start_in(&ns, &config()).expect("steering starts");
+    let links = ns.ip("-o link").expect("the list of links");
+    assert!(!links.contains("imds-o33") && !links.contains("imds-o5"), "{links}");
+}
+
+// The next agent inherits the pinned ports, identities and programs; until it starts, the ports stay closed.
+
+#[test]
+fn a_port_stays_closed_when_its_agent_ends_and_the_next_inherits_it() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.assert_closed();
+    let key = node.steering.as_ref().map(Steering::key);
+    for _ in 0..3 {
+        node.end();
+        node.assert_closed();
+        let name = node.name.clone();
+        let next = node.restart();
+        assert!(next.has_inherited());
+        assert_eq!(Some(next.key()), key);
+        let before = next.identities();
+        assert_eq!(before.iter().map(|bound| (bound.mac, bound.slot)).collect::<Vec<_>>(), [(ALICE, 7)]);
+        next.attach(&name).expect("attached");
+        assert_eq!(next.bound_on(&name), [(ALICE, 7)]);
+        next.bind(&name, ALICE, 7).expect("bound as before");
+        assert_eq!(next.identities(), before);
+        assert!(next.release_inherited([]).expect("no port is wanted").is_empty());
+        let asked = steered(next);
+        node.assert_closed();
+        let next = node.steering.as_ref().expect("it runs");
+        assert_eq!(steered(next), asked + 1, "only Alice's frame is steered");
+    }
+    assert_eq!(node.bpffs.port_links().len(), 1);
+}
+
+#[test]
+fn an_inherited_guest_is_steered_before_its_port_is_attached() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.end();
+    let next = node.restart();
+    let before = steered(next);
+    ask(&node.from, ALICE);
+    let next = node.steering.as_ref().expect("it runs");
+    assert_eq!(steered(next), before + 1);
+}
+
+#[test]
+fn inherited_ports_that_are_not_wanted_are_released_with_their_slots() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.end();
+    let next = node.restart();
+    assert_eq!(next.release_inherited([]).expect("no port is wanted"), [7]);
+    assert!(!next.has_inherited() && next.identities().is_empty());
+    assert!(node.bpffs.port_links().is_empty());
+    assert!(node.is_open());
+}
+
+#[test]
+fn an_inherited_port_that_is_wanted_is_kept_before_it_is_attached() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.end();
+    let name = node.name.clone();
+    let next = node.restart();
+    assert_eq!(next.inherited_on(&name).expect("its tap is there"), [(ALICE, 7)]);
+    assert!(next.release_inherited([&name]).expect("its tap is there").is_empty());
+    assert_eq!(next.inherited_on(&name).expect("its tap is there"), [(ALICE, 7)]);
+    node.assert_closed();
+}
+
+#[test]
+fn the_identity_of_a_tap_deleted_while_no_agent_ran_is_released() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.end();
+    node.ns.ip("link del tap0").expect("the tap is deleted");
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    let next = node.restart();
+    next.attach(&name).expect("the new tap of that name is attached");
+    assert!(next.bound_on(&name).is_empty(), "nothing must be bound on it");
+    assert_eq!(next.release_inherited([]).expect("no port is wanted"), [7]);
+    assert_eq!(node.bpffs.port_links().len(), 1, "{:?}", node.bpffs.port_links());
+    delete(tap, &node.ns);
+}
+
+#[test]
+fn a_new_device_with_the_index_of_an_inherited_one_is_attached() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let bpffs = Bpffs::mount().expect("a bpffs");
+    let ns = Namespace::new("steer").expect("a namespace");
+    let mut steering = start_in(&ns, &pinned(&bpffs)).expect("steering starts");
+    let veth = "link add dev veth7 index 77 type veth peer name far7\nlink set veth7 up\nlink set far7 up\n";
+    let name = PortName::local("veth7");
+    ns.ip_batch(veth).expect("a veth");
+    steering.attach(&name).expect("attached");
+    steering.bind(&name, ALICE, 7).expect("bound");
+    drop(steering);
+    ns.ip("link del veth7").expect("the veth is deleted");
+    ns.ip_batch(veth).expect("a veth of the same index");
+    let mut next = start_in(&ns, &pinned(&bpffs)).expect("the next agent starts");
+    next.attach(&name).expect("attached");
+    next.bind(&name, ALICE, 7).expect("bound");
+    let shown = ns.ip("link show veth7").expect("the veth");
+    assert!(shown.contains("xdp"), "{shown}");
+    assert_eq!(bpffs.port_links().len(), 1);
+}
+
+#[test]
+fn an_inherited_classifier_keeps_its_port_closed_and_is_replaced() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start_with(|config| config.mode = SteeringMode::Tcx);
+    node.assert_closed();
+    node.end();
+    node.assert_closed();
+    let name = node.name.clone();
+    // The next agent steers by XDP.
+    let next = node.restart();
+    next.attach(&name).expect("attached");
+    assert_eq!(next.steered_by(&name), Some(SteeringProgram::Xdp));
+    assert_eq!(node.bpffs.port_links().len(), 1, "{:?}", node.bpffs.port_links());
+    node.assert_closed();
+    let next = node.steering.as_mut().expect("it runs");
+    next.switch(&name, SteeringProgram::Tcx).expect("switched");
+    assert!(node.bpffs.port_links()[0].starts_with("port_tcx"));
+    node.end();
+    node.assert_closed();
+}
+
+#[test]
+fn a_port_in_another_namespace_is_inherited() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    let pod = Namespace::new("pod").expect("a namespace");
+    let (tap, name) = port(&pod, "tap0", &node.ns);
+    let steering = node.steering.as_mut().expect("it runs");
+    steering.attach(&name).expect("attached");
+    steering.bind(&name, BOB, 8).expect("bound");
+    let numbers = |steering: &Steering| {
+        let mut all: Vec<_> = steering.identities().iter().map(|b| (b.slot, b.netns, b.cookie)).collect();
+        all.sort_unstable();
+        all
+    };
+    let before = numbers(steering);
+    node.end();
+    let next = node.restart();
+    assert_eq!(numbers(next), before);
+    next.attach(&name).expect("attached");
+    next.bind(&name, BOB, 8).expect("bound");
+    let third = Namespace::new("pod").expect("a namespace");
+    let (_other, another) = port(&third, "tap0", &node.ns);
+    let next = node.steering.as_mut().expect("it runs");
+    next.attach(&another).expect("a port in a new namespace is attached");
+    next.bind(&another, ALICE, 9).expect("bound");
+    let netns: std::collections::HashSet<_> = next.identities().iter().map(|bound| bound.netns).collect();
+    assert_eq!(netns.len(), 3, "each namespace needs a number of its own");
+    let before = steered(next);
+    ask(&tap, BOB);
+    assert_eq!(node.steering.as_ref().map(steered), Some(before + 1));
+}
+
+#[test]
+fn the_next_agent_passes_frames_for_an_address_it_does_not_serve() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start_with(|config| config.served.push(std::net::IpAddr::from(ELSEWHERE)));
+    ask_for(&node.from, ALICE, ELSEWHERE);
+    assert!(receives_nothing(&node.to, Mac::BROADCAST));
+    node.end();
+    node.restart();
+    node.assert_closed();
+}
+
+#[test]
+fn without_pins_nothing_outlives_the_agent() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start_with(|config| config.pins = None);
+    node.assert_closed();
+    node.end();
+    assert!(node.is_open());
+    assert!(!node.bpffs.pins().exists());
 }

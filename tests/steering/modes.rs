@@ -1,23 +1,28 @@
 //! XDP and the classifier reach the same verdicts, and a port switches between them without losing a frame.
 
-use crate::node::{
-    ALICE, BOB, Node, SERVED, ask, ask_for, config, port, receives, receives_nothing, start_in, within,
-};
 use metadata_common::mac::Mac;
 use metadata_common::maps::MAX_STEERED;
 use metadata_common::port::PortName;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_common::wire::ethernet;
+use metadata_steer::probe::{Feature, features, missing_helpers};
 use metadata_steer::{
-    LOOKS_AT_ONCE, PortLimits, QUIET, SWITCHES_AT_ONCE, SteerConfig, SteerError, SteeringMode,
-    SteeringProgram,
+    DeviceLookup, LOOKS_AT_ONCE, PortLimits, QUIET, SWITCHES_AT_ONCE, SteerConfig, SteerError, Steering,
+    SteeringMode, SteeringProgram,
 };
+use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use support::frames::{self, GUEST, NEXT_HOP, SERVED_V4, SERVED_V6};
+use support::bpffs::Bpffs;
+use support::frames::{GUEST, NEXT_HOP, SERVED_V4, SERVED_V6};
 use support::netns::Namespace;
-use support::privileged;
 use support::tap::{Shape, Tap, VNET_HDR_LEN};
+use support::{frames, privileged, variants};
+
+use crate::node::{
+    ALICE, BOB, Bridged, Node, SERVED, ask, ask_for, config, delete, pinned, port, receives,
+    receives_nothing, start_in, within,
+};
 
 const MODES: [SteeringMode; 2] = [SteeringMode::Xdp, SteeringMode::Tcx];
 /// Modes, each with whether the port is in another namespace than the agent.
@@ -322,5 +327,436 @@ fn a_port_with_another_agents_classifier_is_refused_by_name() {
         let error = other.attach(&name).expect_err("the tap belongs to another agent");
         assert!(matches!(error, SteerError::Occupied { .. }), "{error}");
         assert!(error.to_string().contains("port_tcx"), "{error}");
+    }
+}
+
+// What the agent learns by asking the kernel agrees with what the kernel then does.
+
+/// The index of the loopback, the only device of a new namespace.
+const LOOPBACK: u32 = 1;
+
+fn has(feature: Feature) -> bool {
+    let found = features().into_iter().find(|(of, _)| *of == feature).expect("each feature is listed").1;
+    found.unwrap_or_else(|failure| panic!("{feature:?}: {failure}"))
+}
+
+#[test]
+fn the_kernel_attaches_a_classifier_exactly_if_it_is_found_to_have_tcx() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let ns = Namespace::new("features").expect("a namespace");
+    let attached = ns.run_in(|| variants::attach_empty(LOOPBACK).map(drop));
+    assert_eq!(has(Feature::Tcx), attached.is_ok(), "{attached:?}");
+}
+
+#[test]
+fn another_classifier_on_the_loopback_does_not_change_the_answer() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let ns = Namespace::new("features").expect("a namespace");
+    ns.run_in(|| {
+        let before = has(Feature::Tcx);
+        let _link = variants::attach_empty(LOOPBACK).ok();
+        assert_eq!(has(Feature::Tcx), before);
+    });
+}
+
+#[test]
+fn steering_uses_what_the_kernel_is_found_to_have() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let lacking: Vec<_> = features().into_iter().filter(|(_, answer)| *answer != Ok(true)).collect();
+    let mut node = Node::start_with(&SteerConfig { mode: SteeringMode::Auto, ..config() });
+    assert_eq!(node.steering.take_long_tap(0).is_some(), has(Feature::Tcx));
+    assert_eq!(node.steering.take_ring(0).is_some(), has(Feature::Tcx));
+    let (_tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    let switched = node.steering.switch(&name, SteeringProgram::Tcx);
+    assert_eq!(switched.is_ok(), has(Feature::Tcx), "{switched:?}");
+    // It has started, so nothing is missing for which there is no substitute.
+    assert!(lacking.iter().all(|(feature, _)| feature.words().without.is_some()), "{lacking:?}");
+    assert_eq!(missing_helpers(), Ok(Vec::new()));
+}
+
+#[test]
+#[expect(unsafe_code, reason = "a thread gets descriptors of its own by unshare(2), which has no safe form")]
+fn asking_takes_two_capabilities_and_leaves_nothing_behind() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let ns = Namespace::new("features").expect("a namespace");
+    let devices = ns.links().expect("a list of devices");
+    ns.run_in(|| {
+        // SAFETY: this thread uses no descriptor that another thread opens or closes from now on.
+        unsafe { unshare_unsafe(UnshareFlags::FILES) }.expect("descriptors of this thread alone");
+        let open = || std::fs::read_dir("/proc/thread-self/fd").expect("a list of descriptors").count();
+        let before = open();
+        let least = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
+        let sets = CapabilitySets { effective: least, permitted: least, inheritable: CapabilitySet::empty() };
+        set_capabilities(None, sets).expect("this thread gives up its other capabilities");
+        for (feature, answer) in features() {
+            match answer {
+                // An AF_XDP socket needs CAP_NET_RAW, and a namespace to attach in CAP_SYS_ADMIN.
+                Err(failure) if failure.is_refusal() => {
+                    let may = [Feature::Socket, Feature::Link, Feature::LinkUpdate];
+                    assert!(may.contains(&feature), "{feature:?}: {failure}");
+                }
+                answer => assert!(answer.is_ok(), "{feature:?}: {answer:?}"),
+            }
+        }
+        assert_eq!(missing_helpers(), Ok(Vec::new()));
+        assert_eq!(open(), before);
+    });
+    assert_eq!(ns.links().expect("a list of devices"), devices);
+}
+
+// The number of a namespace is free only after it is proven that no program sends frames with it.
+
+/// A pod with a tap. The first tap of each pod has the same interface index.
+struct Pod {
+    _ns: Namespace,
+    tap: Tap,
+    port: PortName,
+}
+
+fn pod(node: &Namespace) -> Pod {
+    let ns = Namespace::new("pod").expect("a namespace");
+    let (tap, port) = port(&ns, "tap0", node);
+    Pod { _ns: ns, tap, port }
+}
+
+/// The number of the namespace in which the guest with this slot is bound, and its interface index.
+fn place(steering: &Steering, slot: u32) -> (u32, u32) {
+    let bound = steering.identities().into_iter().find(|bound| bound.slot == slot).expect("bound");
+    (bound.netns, bound.ifindex)
+}
+
+#[test]
+fn a_namespace_gets_no_number_whose_former_pin_could_not_be_removed() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let bpffs = Bpffs::mount().expect("a bpffs");
+    let mut node = Node::start_with(&pinned(&bpffs));
+    let (former, next) = (pod(&node.ns), pod(&node.ns));
+    node.steering.attach(&former.port).expect("attached");
+    node.steering.bind(&former.port, ALICE, 0).expect("bound");
+    ask(&former.tap, ALICE);
+    node.expect_count(Verdict::SteerArp, 1);
+    let (number, ifindex) = place(&node.steering, 0);
+
+    bpffs.set_read_only(true).expect("read-only");
+    node.steering.detach(&former.port).expect("detached");
+    bpffs.set_read_only(false).expect("writable");
+    node.steering.attach(&next.port).expect("attached");
+    node.steering.bind(&next.port, ALICE, 1).expect("bound");
+    let (other, same) = place(&node.steering, 1);
+    assert_eq!(same, ifindex, "the taps must have one index, or the test shows nothing");
+    assert_ne!(other, number, "the pin of the former port is still there");
+
+    // The former guest sends with the MAC of the next one.
+    ask(&former.tap, ALICE);
+    ask(&next.tap, BOB);
+    node.expect_count(Verdict::DropUnknownMac, 1);
+    node.expect_count(Verdict::SteerArp, 1);
+    ask(&next.tap, ALICE);
+    node.expect_count(Verdict::SteerArp, 2);
+    assert_eq!(node.steering.attachments().retired, 1);
+}
+
+#[test]
+fn a_number_stays_taken_across_a_restart_while_its_pin_is_there() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    let former = pod(&node.ns);
+    let steering = node.steering.as_mut().expect("it runs");
+    steering.attach(&former.port).expect("attached");
+    steering.bind(&former.port, ALICE, 0).expect("bound");
+    let (number, ifindex) = place(steering, 0);
+    node.bpffs.set_read_only(true).expect("read-only");
+    steering.detach(&former.port).expect("detached");
+    node.bpffs.set_read_only(false).expect("writable");
+    node.end();
+
+    let mut steering = start_in(&node.ns, &pinned(&node.bpffs)).expect("the next agent starts");
+    let next = pod(&node.ns);
+    steering.attach(&next.port).expect("attached");
+    steering.bind(&next.port, ALICE, 0).expect("bound");
+    let (other, same) = place(&steering, 0);
+    assert_eq!(same, ifindex, "the taps must have one index, or the test shows nothing");
+    assert_ne!(other, number, "the pin of the former port is still there");
+    let before = steering.counters().expect("counters").get(Verdict::SteerArp);
+    ask(&former.tap, ALICE);
+    ask(&next.tap, BOB);
+    assert_eq!(steering.counters().expect("counters").get(Verdict::SteerArp), before);
+    // Nobody names the former port, so its pin goes, and with it the last trace of the number.
+    steering.release_inherited([]).expect("released");
+    assert!(node.bpffs.port_links().iter().all(|link| !link.starts_with(&format!("port-{number}-"))));
+}
+
+#[test]
+fn a_number_is_used_again_once_its_program_is_off() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let bpffs = Bpffs::mount().expect("a bpffs");
+    let mut node = Node::start_with(&pinned(&bpffs));
+    let mut numbers = Vec::new();
+    for _ in 0..3 {
+        let pod = pod(&node.ns);
+        node.steering.attach(&pod.port).expect("attached");
+        node.steering.bind(&pod.port, ALICE, 0).expect("bound");
+        numbers.push(place(&node.steering, 0).0);
+        node.steering.detach(&pod.port).expect("detached");
+        ask(&pod.tap, ALICE);
+        node.expect_count(Verdict::SteerArp, 0);
+    }
+    assert!(numbers.iter().all(|number| *number == numbers[0]), "{numbers:?}");
+    assert_eq!(node.steering.attachments().retired, 0);
+}
+
+// Port and MAC identify a guest, in whichever namespace the port is.
+
+#[test]
+fn a_bound_guest_reaches_the_hub_and_its_answer_reaches_it() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 3).expect("bound");
+    ask(&tap, ALICE);
+    node.expect_count(Verdict::SteerArp, 1);
+    // There is no AF_XDP socket yet: the frame reached only the inner end of the hub's veth.
+    node.expect_count(Verdict::SocketDropAbsent, 1);
+    node.answer(3);
+    assert!(receives(&tap, ALICE), "the answer is addressed to the guest's own MAC");
+    node.expect_count(Verdict::HubDelivered, 1);
+}
+
+#[test]
+fn a_frame_for_a_registered_socket_counts_as_delivered() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 0).expect("bound");
+    // The socket is bound to no queue and receives nothing, but it is a live entry of the map.
+    let socket = node.ns.run_in(|| {
+        use rustix::net::{AddressFamily, SocketType, socket};
+        socket(AddressFamily::XDP, SocketType::RAW, None).expect("an AF_XDP socket")
+    });
+    let socket = std::os::fd::AsFd::as_fd(&socket);
+    node.steering.register_socket(0, 0, socket).expect("registered");
+    ask(&tap, ALICE);
+    node.expect_count(Verdict::SocketDelivered, 1);
+    node.expect_count(Verdict::SocketDropAbsent, 0);
+}
+
+#[test]
+fn a_port_in_another_namespace_is_served_like_a_local_one() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let pod = Namespace::new("pod").expect("a namespace");
+    let (tap, name) = port(&pod, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 0).expect("bound");
+    ask(&tap, ALICE);
+    node.expect_count(Verdict::SocketDropAbsent, 1);
+    node.answer(0);
+    assert!(receives(&tap, ALICE));
+}
+
+#[test]
+fn ports_of_equal_index_in_two_namespaces_are_distinct() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let pods = [0, 1].map(|_| Namespace::new("pod").expect("a namespace"));
+    let ports = pods.each_ref().map(|pod| port(pod, "tap0", &node.ns));
+    let indexes = ports.each_ref().map(|(_, name)| metadata_steer::exists(name).expect("a look-up"));
+    assert!(indexes[0].is_some() && indexes[0] == indexes[1], "the test needs equal indexes: {indexes:?}");
+    let [(first, first_name), (second, second_name)] = &ports;
+    for name in [first_name, second_name] {
+        node.steering.attach(name).expect("attached");
+    }
+    node.steering.bind(first_name, ALICE, 1).expect("bound");
+
+    // The same MAC on the same index in the other namespace is unknown.
+    ask(second, ALICE);
+    node.expect_count(Verdict::DropUnknownMac, 1);
+    ask(first, ALICE);
+    node.expect_count(Verdict::SteerArp, 1);
+
+    node.steering.bind(second_name, ALICE, 2).expect("bound");
+    for (slot, hit, missed) in [(1, first, second), (2, second, first)] {
+        node.answer(slot);
+        assert!(receives(hit, ALICE), "slot {slot}");
+        assert!(receives_nothing(missed, ALICE), "slot {slot} went to the other guest");
+    }
+}
+
+#[test]
+fn an_unregistered_mac_is_dropped_on_every_port() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let ports = ["tap0", "tap1"].map(|ifname| port(&node.ns, ifname, &node.ns));
+    for ((_, name), (mac, slot)) in ports.iter().zip([(ALICE, 0), (BOB, 1)]) {
+        node.steering.attach(name).expect("attached");
+        node.steering.bind(name, mac, slot).expect("bound");
+    }
+    let [(alices, _), (bobs, _)] = &ports;
+    ask(alices, BOB);
+    ask(bobs, ALICE);
+    node.expect_count(Verdict::DropUnknownMac, 2);
+    node.expect_count(Verdict::SteerArp, 0);
+}
+
+#[test]
+fn a_slot_bound_to_another_guest_no_longer_serves_the_first() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (alices, alices_name) = port(&node.ns, "tap0", &node.ns);
+    let (bobs, bobs_name) = port(&node.ns, "tap1", &node.ns);
+    for name in [&alices_name, &bobs_name] {
+        node.steering.attach(name).expect("attached");
+    }
+    node.steering.bind(&alices_name, ALICE, 7).expect("bound");
+    node.steering.bind(&bobs_name, BOB, 7).expect("bound again");
+    ask(&alices, ALICE);
+    node.expect_count(Verdict::DropUnknownMac, 1);
+    ask(&bobs, BOB);
+    node.expect_count(Verdict::SteerArp, 1);
+    node.answer(7);
+    assert!(receives(&bobs, BOB));
+    assert!(receives_nothing(&alices, ALICE));
+}
+
+#[test]
+fn a_guest_bound_to_another_slot_frees_its_first_slot() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 1).expect("bound");
+    node.steering.bind(&name, ALICE, 2).expect("bound again");
+    node.answer(1);
+    node.expect_count(Verdict::HubDropNoGuest, 1);
+    node.answer(2);
+    assert!(receives(&tap, ALICE));
+}
+
+#[test]
+fn frames_from_and_answers_to_an_unbound_slot_are_dropped() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    node.steering.attach(&name).expect("attached");
+    node.steering.bind(&name, ALICE, 0).expect("bound");
+    node.steering.unbind(0).expect("unbound");
+    node.steering.unbind(0).expect("unbound twice is no error");
+    ask(&tap, ALICE);
+    node.expect_count(Verdict::DropUnknownMac, 1);
+    node.answer(0);
+    node.expect_count(Verdict::HubDropNoGuest, 1);
+    assert!(receives_nothing(&tap, ALICE));
+}
+
+#[test]
+fn ordinary_frames_pass_between_ports() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let ports = ["tap0", "tap1"].map(|ifname| port(&node.ns, ifname, &node.ns));
+    node.ns.ip_batch("link add br0 type bridge\nlink set br0 up\n").expect("a bridge");
+    for ((_, name), slot) in ports.iter().zip(0..) {
+        node.ns.ip(&format!("link set {} master br0", name.ifname)).expect("enslaved");
+        node.steering.attach(name).expect("attached");
+        node.steering.bind(name, ALICE, slot).expect("bound");
+    }
+    let [(from, _), (to, _)] = &ports;
+    ask_for(from, ALICE, [10, 0, 2, 2]);
+    assert!(receives(to, Mac::BROADCAST), "an ordinary broadcast must cross the bridge");
+    node.expect_count(Verdict::PassArp, 1);
+
+    ask_for(from, ALICE, SERVED);
+    node.expect_count(Verdict::SteerArp, 1);
+    assert!(receives_nothing(to, Mac::BROADCAST), "a request for the service does not cross it");
+}
+
+#[test]
+fn namespaces_are_distinguished_and_their_numbers_are_reused() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    node.steering.prepare_for_namespaces().expect("a program");
+    for turn in 1..=2 {
+        let pods = [0, 1].map(|_| Namespace::new("pod").expect("a namespace"));
+        let [(first, first_name), (second, second_name)] =
+            pods.each_ref().map(|pod| port(pod, "tap0", &node.ns));
+        for name in [&first_name, &second_name] {
+            node.steering.attach(name).expect("attached");
+        }
+        node.steering.bind(&first_name, ALICE, 1).expect("bound");
+        ask(&second, ALICE);
+        node.expect_count(Verdict::DropUnknownMac, turn);
+        ask(&first, ALICE);
+        node.expect_count(Verdict::SteerArp, turn);
+        node.answer(1);
+        assert!(receives(&first, ALICE) && receives_nothing(&second, ALICE));
+        for name in [&first_name, &second_name] {
+            node.steering.detach(name).expect("detached");
+        }
+    }
+}
+
+#[test]
+fn identities_are_bound_before_a_prepared_port_has_a_program() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let pod = Namespace::new("pod").expect("a namespace");
+    for ns in [node.ns.name(), pod.name()].map(|name| Namespace::open(name).expect("the namespace")) {
+        let before = node.steering.counters().expect("counters").get(Verdict::SteerArp);
+        let (tap, name) = port(&ns, "tap0", &node.ns);
+        assert!(node.steering.prepare(&name).expect("prepared"));
+        assert!(!node.steering.prepare(&name).expect("it is known"), "once is enough");
+        let found = node.ns.run_in(|| node.steering.find(&name).ok());
+        assert_eq!(found, Some(DeviceLookup::Other), "no program is attached");
+        node.steering.bind(&name, ALICE, 0).expect("bound");
+        ask(&tap, ALICE);
+        node.steering.attach(&name).expect("attached");
+        assert_eq!(node.steering.bound_on(&name), [(ALICE, 0)]);
+        ask(&tap, ALICE);
+        node.expect_count(Verdict::SteerArp, before + 1);
+        node.expect_count(Verdict::DropUnknownMac, 0);
+        node.steering.detach(&name).expect("detached");
+        assert!(node.steering.prepare(&name).expect("prepared"));
+        node.steering.bind(&name, ALICE, 0).expect("bound");
+        node.steering.detach(&name).expect("given up");
+        assert_eq!(node.steering.identities(), []);
+        delete(tap, &ns);
     }
 }

@@ -20,7 +20,7 @@ pub(crate) const SERVED: [u8; 4] = [169, 254, 169, 254];
 pub(crate) const ELSEWHERE: [u8; 4] = [10, 0, 2, 99];
 
 /// Longest wait for something that must happen; only a failing test waits this long.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Wait after which something counts as not happening.
 const MOMENT: Duration = Duration::from_millis(50);
 

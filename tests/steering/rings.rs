@@ -18,7 +18,7 @@ use support::privileged;
 use support::tap::{Shape, Tap};
 
 /// Longest wait for something that must happen; only a failing test waits this long.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A pod with two bridged taps. The first is an attached port with Alice bound as slot 0.
 struct Pod {

@@ -3,10 +3,9 @@
 //! `XDP_IMDS_CLOUD_INIT=DIRECTORY` selects a checkout of cloud-init instead, for measurements. The Python packages
 //! that cloud-init imports always come from the distribution.
 
-use crate::inside;
 use crate::netns::{Namespace, run};
 use crate::packages::{Packages, With};
-use crate::privileged;
+use crate::{inside, privileged};
 use anyhow::{Context as _, Result, bail};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -1,12 +1,15 @@
 //! Answers frames before a stack receives them, like the kernel: runs the code of the program `port` with a table in
 //! this process.
 
-use metadata_common::answer::{self, Entry, Reply, answer};
+use metadata_common::answer::{Entry, Ledger, Reply, answer};
 use metadata_common::cookie::{CookieKey, Flow};
 use metadata_common::maps::{ANSWER_TCP, AllSent, Slot};
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 use metadata_datapath::stack::{AckLedger, DisplacedConnection, KernelReceipt, Transmit};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The table that kernel and stack share.
@@ -125,7 +128,7 @@ impl Entry for Place {
     }
 }
 
-impl answer::Ledger for Kernel {
+impl Ledger for Kernel {
     type Entry = Place;
 
     fn key(&self) -> CookieKey {
@@ -164,5 +167,63 @@ impl Kernel {
             out.send(&frame[..length]);
         }
         true
+    }
+}
+
+// A table in memory instead of the kernel's map `ALL_SENT`, for tests of `answer`.
+
+/// The handshake key of all runs.
+pub const KEY: CookieKey = CookieKey([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
+
+/// A table for [`KEY`], initially empty.
+#[derive(Debug, Default)]
+pub struct Book {
+    entries: RefCell<HashMap<u32, Rc<Cell<AllSent>>>>,
+}
+
+impl Book {
+    /// Posts a connection as user space would.
+    pub fn post(&self, flow: Flow, said: AllSent) {
+        self.entries.borrow_mut().insert(flow.index(), Rc::new(Cell::new(said)));
+    }
+
+    /// The entry at a connection's index.
+    #[must_use]
+    pub fn posted(&self, flow: Flow) -> AllSent {
+        self.entries.borrow().get(&flow.index()).map(|entry| entry.get()).unwrap_or_default()
+    }
+}
+
+/// One entry of a [`Book`].
+#[derive(Debug)]
+pub struct Line(Rc<Cell<AllSent>>);
+
+impl Ledger for Book {
+    type Entry = Line;
+
+    fn key(&self) -> CookieKey {
+        KEY
+    }
+
+    fn entry(&self, index: u32) -> Option<Line> {
+        Some(Line(Rc::clone(self.entries.borrow_mut().entry(index).or_default())))
+    }
+}
+
+impl Entry for Line {
+    fn load(&self) -> AllSent {
+        self.0.get()
+    }
+
+    fn acknowledge(&self, sent: u32) {
+        self.0.set(AllSent { acknowledged: sent, ..self.0.get() });
+    }
+
+    fn close(&self, sent: u32) {
+        self.0.set(AllSent { closed: sent, ..self.0.get() });
+    }
+
+    fn open(&self, mark: u16) {
+        self.0.set(AllSent { opened: mark, ..self.0.get() });
     }
 }

@@ -12,35 +12,21 @@ pub use testbed::{
     record, schema, tap, vhost,
 };
 
-#[cfg(feature = "privileged")]
-pub mod afterburn;
 #[cfg(feature = "cluster")]
 pub mod apiserver;
 #[cfg(feature = "privileged")]
 pub mod arena;
-#[cfg(feature = "privileged")]
-pub mod books;
 pub mod checksum;
-pub mod client;
 #[cfg(feature = "privileged")]
 pub mod cloudinit;
 pub mod cores;
-pub mod cut;
-#[cfg(feature = "privileged")]
-pub mod empty_classifier;
 pub mod exposition;
 pub mod frames;
 #[cfg(feature = "privileged")]
 pub mod inside;
 pub mod kernel;
-pub mod ledger;
-#[cfg(feature = "privileged")]
-pub mod libraries;
 #[cfg(feature = "privileged")]
 pub mod libvirt;
-#[cfg(feature = "privileged")]
-pub mod mob;
-pub mod network;
 #[cfg(feature = "privileged")]
 pub mod objects;
 pub mod pattern;
@@ -53,21 +39,42 @@ pub mod prog_test;
 pub mod question;
 pub mod raw;
 #[cfg(feature = "privileged")]
-pub mod root;
-pub mod seed;
+pub mod scene;
 #[cfg(feature = "privileged")]
 pub mod station;
 #[cfg(feature = "privileged")]
-pub mod systemd_imds;
-#[cfg(feature = "privileged")]
 pub mod tap_client;
 pub mod toy;
-pub mod typical;
 #[cfg(feature = "privileged")]
 pub mod variants;
 pub mod vectors;
-#[cfg(feature = "privileged")]
-pub mod waagent;
 pub mod wire;
-#[cfg(feature = "privileged")]
-pub mod witness;
+
+/// The variable that sets the seed, to repeat a run.
+pub const SEED: &str = shell::variables::SEED;
+
+/// The seed of this run: the value of [`SEED`], or a new number. Prints it, so that a failed test's output contains it.
+///
+/// # Panics
+/// When [`SEED`] is not a number.
+#[must_use]
+pub fn seed() -> u64 {
+    seed_or(fastrand::u64(..))
+}
+
+/// Like [`seed`], with another number instead of a new one. For tests of programs that are not ours, whose known faults
+/// are listed.
+///
+/// # Panics
+/// When [`SEED`] is not a number.
+#[must_use]
+pub fn seed_or(other: u64) -> u64 {
+    let seed = match std::env::var(SEED) {
+        Ok(text) => {
+            text.parse().unwrap_or_else(|_| panic!("{SEED} is a number from 0 to 2^64-1, not `{text}`"))
+        }
+        Err(_) => other,
+    };
+    eprintln!("{SEED}={seed}");
+    seed
+}

@@ -8,11 +8,9 @@ use anyhow::{Context as _, Result};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya_obj::generated::bpf_cmd;
 use std::collections::BTreeSet;
-use std::fmt;
-use std::fs;
-use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::path::Path;
+use std::{fmt, fs, io};
 
 /// Sets of programs, maps and links.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! target device but does not send the frame.
 #![expect(unsafe_code, reason = "unshare and AF_XDP sockets have no safe form in std")]
 
-pub use crate::ledger::KEY;
+pub use crate::kernel::KEY;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};

@@ -11,8 +11,7 @@ use smoltcp::wire::{
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::client::{CLIENT, SERVICE};
-use crate::wire::{Sent, at};
+use crate::wire::{CLIENT, SERVICE, Sent, at};
 
 /// The MAC of a gateway between guest and service.
 pub const GATEWAY: Mac = Mac([0x52, 0x54, 0, 0, 0, 1]);

@@ -1,5 +1,6 @@
 //! The rule of commit messages: what changed in which area, then why and how it was tested.
 
+use crate::ci::Outcome;
 use anyhow::{Context as _, Result, ensure};
 use std::process::Command;
 
@@ -10,15 +11,15 @@ const SINCE: &str = "48d7a080";
 /// Ends a message in the output of git; no message has it.
 const END: char = '\0';
 
-/// Checks every commit since the rule. Without its first commit, as in a shallow clone, it prints `NOT CHECKED`.
-pub(crate) fn check() -> Result<()> {
+/// Checks every commit since the rule. Without its first commit, as in a shallow clone, it checks nothing.
+pub(crate) fn check() -> Result<Outcome> {
     let range = format!("{SINCE}..HEAD");
     let mut git = Command::new("git");
     git.args(["log", "--no-merges", "--format=%B%x00", &range]).current_dir(shell::top());
     let output = git.output().context("cannot run git")?;
     if !output.status.success() {
-        eprintln!("NOT CHECKED: git log {range}: {}", String::from_utf8_lossy(&output.stderr).trim());
-        return Ok(());
+        let why = format!("git log {range}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        return Ok(Outcome::NotChecked(why));
     }
     let text = String::from_utf8(output.stdout).context("a commit message is not UTF-8")?;
     let messages = text.split(END).map(str::trim).filter(|message| !message.is_empty());
@@ -28,7 +29,7 @@ pub(crate) fn check() -> Result<()> {
         "{}\nmend them with `git rebase --interactive`; CONTRIBUTING.md has the rule",
         faults.join("\n")
     );
-    Ok(())
+    Ok(Outcome::Passed)
 }
 
 /// Returns what a message lacks, with its subject.

@@ -48,6 +48,9 @@ impl Program {
             print!("{help}");
             return Ok(());
         }
+        if let Some(path) = shell::built(self.name) {
+            bail!("cannot start {}: {}", self.name, Command::new(path).arg(verb).args(words).exec());
+        }
         let directory = if self.profile == "dev" { "debug" } else { self.profile };
         let path = shell::target().join(directory).join(self.name);
         let build = self.build(verb, words);

@@ -12,7 +12,7 @@ pub(crate) struct Args {
     /// Fail if a privileged test is skipped or none runs (the default when CI=true)
     #[arg(long)]
     require_privileged: bool,
-    /// Further arguments for `cargo test`, for example `--test boot_storm -- --nocapture`
+    /// Further arguments for `cargo test`, for example `--test guests boot_storm -- --nocapture`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
 }
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         tools::ensure(tools::LAB)?;
         build_afterburn();
     }
-    shell::run(&mut shell::cargo(["build", "--package", "metadata-user", "--bin", "xdp-imds"]))?;
+    shell::run(&mut shell::tested_agent())?;
 
     let log = tempfile::NamedTempFile::new()?;
     let mut test = shell::cargo(["test", "--workspace"]);

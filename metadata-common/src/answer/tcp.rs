@@ -234,7 +234,7 @@ fn abilities(
             break;
         }
         // The byte before the option, at most 53 + 60; the mask shows this to the verifier. `black_box` as in
-        // `sound::words`.
+        // `sum_words`.
         let before = black_box(end - 1 - rest) & 0x7f;
         let kind = byte_after(frame, before)?;
         if kind == tcp::END_OF_OPTIONS {

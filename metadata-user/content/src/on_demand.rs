@@ -39,10 +39,7 @@ impl OnDemand {
         let entry = self.store.get(slot);
         let SlotState::Ready(responses) = entry else { return entry };
         let missing = dialect::missing(&responses, host, path);
-        SlotState::Ready(match missing.is_empty() {
-            true => responses,
-            false => self.render(slot, responses, missing),
-        })
+        SlotState::Ready(self.render(slot, responses, missing))
     }
 
     /// Answers a request of a slot by the responses that [`Store::get`] returned. Also returns the dialect of the
@@ -60,17 +57,18 @@ impl OnDemand {
             return (outcome, datasource, responses);
         }
         let missing = dialect::missing(&responses, Host::at(connection.local), request.target.path);
-        let responses = match missing.is_empty() {
-            true => responses,
-            false => self.render(connection.slot, responses, missing),
-        };
+        let responses = self.render(connection.slot, responses, missing);
         let (outcome, datasource) = responses.answer_of(now, connection, request, parked);
         (outcome, datasource, responses)
     }
 
-    /// Renders more dialects of a slot's record.
-    #[cold]
+    /// Renders these dialects of a slot's record, too.
     fn render(&self, slot: Slot, old: Arc<Responses>, missing: Dialects) -> Arc<Responses> {
+        if missing.is_empty() { old } else { self.render_more(slot, old, missing) }
+    }
+
+    #[cold]
+    fn render_more(&self, slot: Slot, old: Arc<Responses>, missing: Dialects) -> Arc<Responses> {
         let more = match self.interner.try_lock() {
             Ok(mut interner) => dialect::render_more(&old, &mut interner, missing),
             // Another thread renders or sweeps. This guest's answers share less memory with those of others.
@@ -114,4 +112,168 @@ impl OnDemand {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::sync::Arc;
+
+    use super::OnDemand;
+    use crate::dialect;
+    use crate::record::{Dialect, Dialects, Record};
+    use crate::store::{Host, Interner, Responses, SlotState, Store, VmState};
+
+    const FULL: &str = include_str!("../../../tests/vectors/record.yaml");
+
+    fn record() -> Arc<Record> {
+        Arc::new(Record::parse("full.yaml", FULL).expect("a good record").0)
+    }
+
+    /// A record that nobody has asked for, in slot 0.
+    fn unasked(record: &Arc<Record>) -> OnDemand {
+        let content = OnDemand::new(Store::new(2));
+        publish(&content, record);
+        content
+    }
+
+    fn publish(content: &OnDemand, record: &Arc<Record>) {
+        let vm = VmState::alone(record.vm.uuid.as_str());
+        let responses = dialect::render_asked(record, &mut Interner::new(), vm, Dialects::NONE);
+        content.store().publish(0, Arc::new(responses)).expect("slot 0");
+    }
+
+    fn responses(content: &OnDemand, host: Host, path: &str) -> Arc<Responses> {
+        match content.get(0, host, path) {
+            SlotState::Ready(responses) => responses,
+            other => panic!("slot 0 has a record, not {other:?}"),
+        }
+    }
+
+    fn dialects(responses: &Responses) -> Vec<&'static str> {
+        let mut dialects: Vec<_> = responses.routes().map(|(.., route)| route.dialect()).collect();
+        dialects.sort_unstable();
+        dialects.dedup();
+        dialects
+    }
+
+    #[test]
+    fn a_path_renders_the_dialects_that_may_answer_it_and_no_others() {
+        for (host, path, rendered) in [
+            (Host::Metadata, "/", &["every dialect"][..]),
+            (Host::Metadata, "/of/no/dialect", &["every dialect"]),
+            (Host::Metadata, "/v1/events", &["every dialect"]),
+            (Host::Metadata, "/v1/user-data", &["akamai", "every dialect", "nocloud"]),
+            (Host::Metadata, "/v1/meta-data", &["every dialect", "nocloud"]),
+            (Host::Metadata, "/latest/user-data", &["cloudstack", "ec2", "every dialect"]),
+            (Host::Metadata, "/2009-04-04/meta-data/ami-id", &["cloudstack", "ec2", "every dialect"]),
+            (Host::Metadata, "/openstack/2018-08-27/meta_data.json", &["every dialect", "openstack"]),
+            (Host::Metadata, "/openstackx", &["every dialect"]),
+            (Host::Scaleway, "/conf", &["every dialect", "scaleway"]),
+            (Host::AliYun, "/latest/user-data", &["aliyun", "every dialect"]),
+        ] {
+            let found = dialects(&responses(&unasked(&record()), host, path));
+            assert_eq!(found, rendered, "{host:?} {path}");
+        }
+    }
+
+    #[test]
+    fn the_datasource_in_smbios_is_expected_with_all_that_may_answer_its_paths() {
+        use Dialect::{Akamai, CloudStack, Ec2, NoCloud, OpenStack};
+        for (stamp, expected) in [
+            ("nocloud", &[NoCloud, Akamai][..]),
+            ("nocloud-net", &[NoCloud, Akamai]),
+            ("ec2", &[CloudStack, Ec2]),
+            ("exoscale", &[CloudStack, Ec2]),
+            ("openstack", &[OpenStack, CloudStack, Ec2]),
+        ] {
+            let mut record = (*record()).clone();
+            record.serve.smbios = serde_json::from_value(stamp.into()).expect("a stamp");
+            assert_eq!(dialect::expected(&record).iter().collect::<Vec<_>>(), expected, "{stamp}");
+        }
+    }
+
+    #[test]
+    fn a_dialect_is_rendered_once_and_stays_beside_the_next() {
+        let content = unasked(&record());
+        let first = responses(&content, Host::Metadata, "/latest/user-data");
+        assert!(Arc::ptr_eq(&first, &responses(&content, Host::Metadata, "/latest/user-data")));
+        let both = responses(&content, Host::Metadata, "/openstack");
+        assert_eq!(dialects(&both), ["cloudstack", "ec2", "every dialect", "openstack"]);
+        assert!(Arc::ptr_eq(&both, &responses(&content, Host::Metadata, "/latest/user-data")));
+    }
+
+    #[test]
+    fn what_the_guest_asked_for_is_noted_at_its_vm() {
+        let content = unasked(&record());
+        let asked = |path| responses(&content, Host::Metadata, path).vm().mailbox.asked();
+        assert!(asked("/of/no/dialect").is_empty());
+        assert_eq!(asked("/latest").iter().collect::<Vec<_>>(), [Dialect::CloudStack, Dialect::Ec2]);
+        assert!(asked("/openstack").contains(Dialect::OpenStack));
+    }
+
+    #[test]
+    fn a_record_published_while_another_is_rendered_stays() {
+        let record = record();
+        let content = unasked(&record);
+        let SlotState::Ready(old) = content.store().get(0) else { panic!("slot 0 was published") };
+        publish(&content, &record);
+        let missing = dialect::missing(&old, Host::Metadata, "/latest");
+        let answering = content.render(0, Arc::clone(&old), missing);
+        assert_eq!(
+            dialects(&answering),
+            ["cloudstack", "ec2", "every dialect"],
+            "the request gets its answer"
+        );
+        let SlotState::Ready(held) = content.store().get(0) else { panic!("slot 0 was published") };
+        assert!(!Arc::ptr_eq(&held, &answering) && !Arc::ptr_eq(&held, &old), "the new record stays");
+    }
+
+    #[test]
+    fn a_host_is_open_before_its_dialect_is_rendered() {
+        let mut only = (*record()).clone();
+        only.serve.dialects = Some([Dialect::Azure].into_iter().collect());
+        let content = unasked(&Arc::new(only));
+        let open = Host::ALL.map(|host| content.opens(0, host));
+        assert_eq!(open, [true, true, false, false, false, true], "of {:?}", Host::ALL);
+        content.store().expect(1).expect("slot 1");
+        assert!(content.opens(1, Host::Password), "the dialects of an expected record are not known");
+        assert!(!content.opens(7, Host::Metadata), "no such slot");
+    }
+
+    #[test]
+    fn a_guest_is_answered_while_another_thread_holds_the_shared_memory() {
+        let content = unasked(&record());
+        let _held = content.interner.lock().expect("nobody panicked");
+        assert_eq!(
+            dialects(&responses(&content, Host::Metadata, "/latest")),
+            ["cloudstack", "ec2", "every dialect"]
+        );
+    }
+
+    #[test]
+    fn payloads_are_freed_once_their_record_is_gone_and_both_interners_were_swept() {
+        let mut records = Interner::new();
+        let mut record = (*record()).clone();
+        record.compact(|bytes| records.bytes(bytes));
+        let record = Arc::new(record);
+        let content = OnDemand::new(Store::new(2));
+        let vm = VmState::alone(record.vm.uuid.as_str());
+        let responses = dialect::render_asked(&record, &mut records, vm, Dialects::NONE);
+        content.store().publish(0, Arc::new(responses)).expect("slot 0");
+        // Every dialect that may answer these paths is rendered, among them those that embed payloads.
+        for (host, path) in [
+            (Host::Metadata, "/v1/user-data"),
+            (Host::Metadata, "/latest/user-data"),
+            (Host::Metadata, "/computeMetadata/v1/instance/attributes/user-data"),
+            (Host::Metadata, "/openstack/latest/user_data"),
+            (Host::Scaleway, "/conf"),
+        ] {
+            assert!(matches!(content.get(0, host, path), SlotState::Ready(_)), "{path}");
+        }
+        content.sweep();
+        records.sweep();
+        assert!(!records.is_empty(), "the record is in force");
+        content.store().withdraw(0).expect("slot 0");
+        drop(record);
+        content.sweep();
+        records.sweep();
+        assert!(records.is_empty(), "{} entries outlive the record", records.len());
+    }
+}

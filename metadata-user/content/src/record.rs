@@ -7,11 +7,7 @@
 mod credentials;
 mod dialects;
 pub mod identity;
-mod metadata;
 pub mod network;
-mod owner;
-mod parse;
-pub mod systemd;
 mod validate;
 pub mod values;
 pub mod vm;
@@ -19,16 +15,17 @@ pub mod vm;
 #[cfg(test)]
 mod tests;
 
+pub use crate::parser::PathStep;
+pub(crate) use credentials::SYSTEMD_ATTRIBUTE;
 pub use credentials::{CREDENTIAL_BYTES, Credential, CredentialError};
 pub use dialects::{
     AbsentSeed, DateTree, Dialect, Dialects, Imdsv2, OnOff, PayloadEncoding, ServeLimits, ServeSettings,
     Smbios, USER_DATA_DEFAULT, USER_DATA_MAX,
 };
-pub use metadata::{GCE_ATTRIBUTES, ORACLE_KEYS, RESERVED_KEYS, Sink, is_instance_tag, is_segment};
+pub use identity::{OWNER_BYTES, Owner};
 pub use network::{Nic, Role};
-pub use owner::{OWNER_BYTES, Owner};
-pub use parse::PathStep;
 pub use validate::{is_network_config, is_network_data};
+pub use vm::{GCE_ATTRIBUTES, ORACLE_KEYS, RESERVED_KEYS, Sink, is_instance_tag, is_segment};
 
 use bytes::Bytes;
 use identity::IdentitySettings;
@@ -42,6 +39,9 @@ use vm::{
     Admin, Credentials, Disk, Hostname, Image, InjectedFile, Metadata, Payload, Placement, RandomSeed,
     Schema, SigningSettings, Sinks, SshKey, SystemdCredential, Vm,
 };
+
+use crate::parser;
+use crate::parser::Syntax;
 
 /// Limits on the size of a record. The parser refuses a record that exceeds one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -197,7 +197,7 @@ impl Record {
                 limit: limits.record_bytes,
             });
         }
-        let text = parse::RecordText { source: source_name, text };
+        let text = RecordText { source: source_name, text };
         let mut record = text.read()?;
         record.network.parse_raw();
         record.fill_user_data();
@@ -208,7 +208,7 @@ impl Record {
     /// Finds a field in a record's text. If the field is absent, returns the place of its nearest ancestor.
     #[must_use]
     pub fn locate(source_name: &str, text: &str, field: &[PathStep]) -> FieldPosition {
-        parse::RecordText { source: source_name, text }.place(field)
+        RecordText { source: source_name, text }.place(field)
     }
 
     /// Returns `instance_type`; `unknown` if it is not set.
@@ -243,21 +243,12 @@ impl Record {
         nics.filter_map(|nic| Some((nic.port.as_ref()?.into(), nic.mac?.0))).collect()
     }
 
-    /// Returns user-data and both vendor-data fields with their field names.
-    #[must_use]
-    pub fn payloads(&self) -> [(&'static str, Option<&Payload>); 3] {
-        [
-            ("user_data", self.user_data.as_ref()),
-            ("vendor_data", self.vendor_data.as_ref()),
-            ("vendor_data2", self.vendor_data2.as_ref()),
-        ]
-    }
-
     /// Reduces the record's memory. Replaces the bytes of payloads and files by the result of `share`, so that records
     /// can share equal bytes. Shrinks lists to their length.
     pub fn compact(&mut self, mut share: impl FnMut(Bytes) -> Bytes) {
-        let payloads = [&mut self.user_data, &mut self.vendor_data, &mut self.vendor_data2];
-        payloads.into_iter().flatten().for_each(|payload| payload.share(&mut share));
+        for payload in self.payloads_mut().into_iter().filter_map(|(_, payload)| payload) {
+            payload.share(&mut share);
+        }
         for file in &mut self.files {
             file.base64.0 = share(std::mem::take(&mut file.base64.0));
         }
@@ -283,16 +274,30 @@ impl Record {
         whole.credentials.settle();
         serde_json::to_string(&whole)
     }
-
-    /// Like [`payloads`](Self::payloads), mutable: the caller stores what it read from the sources.
-    pub fn payloads_mut(&mut self) -> [(&'static str, Option<&mut Payload>); 3] {
-        [
-            ("user_data", self.user_data.as_mut()),
-            ("vendor_data", self.vendor_data.as_mut()),
-            ("vendor_data2", self.vendor_data2.as_mut()),
-        ]
-    }
 }
+
+/// Lists the fields that are payloads.
+macro_rules! payloads {
+    ($($field:ident),+) => {
+        impl Record {
+            /// The names of the fields that are payloads: user-data and both vendor-data.
+            pub const PAYLOADS: &[&str] = &[$(stringify!($field)),+];
+
+            /// Returns the payloads with their field names.
+            #[must_use]
+            pub fn payloads(&self) -> [(&'static str, Option<&Payload>); Self::PAYLOADS.len()] {
+                [$((stringify!($field), self.$field.as_ref())),+]
+            }
+
+            /// Like [`payloads`](Self::payloads), mutable: the caller stores what it read from the sources.
+            pub fn payloads_mut(&mut self) -> [(&'static str, Option<&mut Payload>); Self::PAYLOADS.len()] {
+                [$((stringify!($field), self.$field.as_mut())),+]
+            }
+        }
+    };
+}
+
+payloads!(user_data, vendor_data, vendor_data2);
 
 // Errors and warnings about a record, with their place in its text.
 
@@ -395,5 +400,103 @@ pub struct Warning {
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.place, self.message)
+    }
+}
+
+// Parses a record's text, and maps a field back to its line and column.
+
+/// A record's text and its source.
+#[derive(Clone, Copy)]
+struct RecordText<'a> {
+    source: &'a str,
+    text: &'a str,
+}
+
+/// Builds a path into a document from its steps.
+macro_rules! way {
+    ($($step:expr),* $(,)?) => { [$($crate::record::PathStep::from($step)),*] };
+}
+use way;
+
+impl RecordText<'_> {
+    fn syntax(&self) -> Syntax {
+        let json =
+            std::path::Path::new(self.source).extension().is_some_and(|ext| ext.eq_ignore_ascii_case("json"));
+        if json { Syntax::Json } else { Syntax::Yaml }
+    }
+
+    /// Parses the record. Checks the form of each value, not whether values are consistent with each other.
+    fn read(&self) -> Result<Record, RecordError> {
+        parser::parse(self.syntax(), self.text).map_err(|error| {
+            let mut reason = bare(&error.reason, &error.field);
+            if may_be_secret(&error.field) {
+                reason = without_value(&reason);
+            }
+            let reason = parser::plain(&reason);
+            RecordError::Unreadable { place: Box::new(self.place_at(error.position, error.field)), reason }
+        })
+    }
+
+    fn place_at(&self, position: Option<(usize, usize)>, field: String) -> FieldPosition {
+        FieldPosition { source: self.source.to_owned(), position, field }
+    }
+
+    /// Returns the place of a field without its line and column.
+    fn name(&self, path: &[PathStep]) -> FieldPosition {
+        self.place_at(None, name(path))
+    }
+
+    /// Finds a field; returns the place of its nearest ancestor if it is absent.
+    fn place(&self, path: &[PathStep]) -> FieldPosition {
+        self.place_at(parser::locate(self.syntax(), self.text, path), name(path))
+    }
+}
+
+/// Formats a path, such as `network.nics[0].mac`.
+fn name(path: &[PathStep]) -> String {
+    use fmt::Write as _;
+    let mut name = String::new();
+    for step in path {
+        let dot = if name.is_empty() { "" } else { "." };
+        match step {
+            PathStep::Key(key) => write!(name, "{dot}{}", values::excerpt(key)),
+            PathStep::Index(index) => write!(name, "[{index}]"),
+        }
+        .expect("writing to a String cannot fail");
+    }
+    name
+}
+
+/// Fields that may contain secrets, besides the payloads. Errors do not repeat their values or values below them.
+const SECRET: [&str; 4] = ["admin", "credentials", "random_seed", "systemd_credentials"];
+
+/// Returns whether a field is in or below a payload or one of [`SECRET`]. An unknown field counts as secret.
+fn may_be_secret(field: &str) -> bool {
+    let first = field.split(['.', '[']).next().unwrap_or_default();
+    first.is_empty() || SECRET.contains(&first) || Record::PAYLOADS.contains(&first)
+}
+
+/// Removes the value from serde's `invalid type: string "value", expected …`.
+fn without_value(reason: &str) -> String {
+    let found = ["invalid type: ", "invalid value: "].into_iter().find(|start| reason.starts_with(start));
+    let end = reason.rfind(", expected ");
+    let (Some(start), Some(end)) = (found, end.filter(|end| *end >= found.map_or(0, str::len))) else {
+        return reason.to_owned();
+    };
+    let kind = reason[start.len()..end].split(['"', '`']).next().unwrap_or_default().trim_end();
+    format!("{start}{kind}{}", &reason[end..])
+}
+
+/// Removes the field from a parser's message, because the [`FieldPosition`] has it.
+fn bare(text: &str, field: &str) -> String {
+    let mut outer = field;
+    loop {
+        if let Some(rest) = text.strip_prefix(outer).and_then(|rest| rest.strip_prefix(": ")) {
+            return rest.to_owned();
+        }
+        match outer.rfind(['.', '[']) {
+            Some(end) => outer = &outer[..end],
+            None => return text.to_owned(),
+        }
     }
 }

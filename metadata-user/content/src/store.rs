@@ -5,22 +5,20 @@
 //! in progress keeps the responses it started with, and readers take no lock. The [`Interner`] stores equal responses
 //! of different VMs once.
 
-mod guard;
 mod intern;
 mod live;
 pub mod path;
-mod prefetch;
 mod responses;
 mod table;
 
-pub use guard::{Condition, RequestGuard};
 pub use intern::Interner;
 pub(crate) use intern::Notation;
+pub use live::{Condition, RequestGuard};
 pub use live::{LiveOutcome, LiveRequest, LiveRoute, ParkedCall, VmState};
 pub use path::{Endpoint, Host, Methods, Route};
-pub use prefetch::RequestHint;
 pub(crate) use responses::UnrenderedDialects;
 pub use responses::{LookupExplanation, RequestLimit, Responses, ResponsesBuilder};
+pub use table::RequestHint;
 pub use table::{MAX_SLOTS, SlotOutOfRange, SlotState, Store};
 
 use crate::record::Dialect;

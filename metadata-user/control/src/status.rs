@@ -13,6 +13,7 @@ use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use metadata_content::source::RecordSource;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use client::refusal;
@@ -92,15 +93,12 @@ pub struct AgentStatus {
     /// UUIDs that several VMs share; at most [`LISTED_COMPLAINTS`]. No fault: each VM is known by its owner.
     #[serde(default)]
     pub shared_uuids: Vec<SharedUuid>,
-    /// The state of the API server; `None` without a feed that uses one.
+    /// How the sources of records can be read; only those that are asked again and again.
     #[serde(default)]
-    pub api_server: Option<ApiServer>,
+    pub sources: Vec<SourceStatus>,
     /// The issuer of identity tokens; `None` on a node that issues none.
     #[serde(default)]
     pub identity: Option<IssuerState>,
-    /// The state of Proxmox VE's configurations; `None` without a feed that reads them.
-    #[serde(default)]
-    pub proxmox: Option<Proxmox>,
     /// The memory of records, estimated from above.
     #[serde(default)]
     pub record_memory: RecordMemory,
@@ -261,21 +259,28 @@ pub struct TenantShare {
     pub held: u64,
 }
 
-/// The state of the cluster's API server, by the worst of the agent's watches.
+/// How a source of records can be read. Its last good records stay in force while it cannot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ApiServer {
-    /// Seconds since the first request.
+pub struct SourceStatus {
+    /// The source.
+    pub source: RecordSource,
+    /// What is read, such as `/etc/pve/qemu-server` or `the API server`.
+    pub reads: String,
+    /// Seconds since the first attempt.
     pub asked_for: f64,
-    /// Seconds since the last useful answer; `None` while a watch has had none. A working server answers at least every
-    /// two minutes, even without changes.
+    /// Seconds since it was last read whole, or since a server's last useful answer, by the worst of the agent's
+    /// watches; `None` before the first time. A working API server answers at least every two minutes, even without
+    /// changes.
     pub answered: Option<f64>,
-    /// The failure, if the last request failed.
-    pub failing: Option<FailedRequests>,
+    /// The failure, if the last attempt failed.
+    pub failing: Option<FailedReads>,
     /// Requests that failed since the start, by kind.
     pub failures: BTreeMap<String, u64>,
+    /// Conditions under which it is read nevertheless, such as a cluster without quorum.
+    pub notes: Vec<String>,
 }
 
-impl ApiServer {
+impl SourceStatus {
     /// Seconds without a useful answer.
     #[must_use]
     pub fn silence(&self) -> f64 {
@@ -283,35 +288,13 @@ impl ApiServer {
     }
 }
 
-/// The configurations of a Proxmox VE node, which the agent looks at every second.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Proxmox {
-    /// Their directory.
-    pub directory: PathBuf,
-    /// Seconds since the agent last read the directory whole; `None` before the first time.
-    pub looked: Option<f64>,
-    /// The directory is read-only, because the cluster has no quorum. The agent serves the VMs as they are.
-    pub read_only: bool,
-    /// The failure, if the last look failed. The last good records stay in force.
-    pub failing: Option<FailedReads>,
-}
-
-/// Consecutive failed looks at a directory.
+/// Consecutive failed attempts to read a source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FailedReads {
     /// Seconds since the first of them.
     pub since: f64,
-    /// The message of the kernel.
-    pub reason: String,
-}
-
-/// Consecutive failed requests.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FailedRequests {
-    /// Seconds since the first of them.
-    pub since: f64,
-    /// The kind of the last failure: `unreachable`, `forbidden`, `not_found`, `gone`, `refused`, `unreadable` or
-    /// `cut_short`.
+    /// The kind of the last failure of a server: `unreachable`, `forbidden`, `not_found`, `gone`, `refused`, `unreadable`
+    /// or `cut_short`. Empty for a directory.
     pub kind: String,
     /// The message of the server or the kernel.
     pub reason: String,

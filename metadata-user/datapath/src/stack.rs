@@ -17,52 +17,35 @@
 //! once, and copies data to send only into frames. A silent guest costs nothing: [`Stack::step`] visits only
 //! connections that are due.
 
-mod arrivals;
-mod config;
 mod connection;
-mod emit;
 mod frame;
 mod interfaces;
-mod port;
 mod receive;
-mod recovery;
 mod send;
-mod stats;
 mod table;
 mod tcb;
-mod timewait;
 mod turns;
-mod wheel;
 
-pub use config::{
-    CONNECTIONS, MTU, NARROW_FOR, PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, SEND_AHEAD,
-    SHARE, StackConfig, TIME_WAIT, TIME_WAITS, TIME_WAITS_PER_PORT,
-};
-pub use interfaces::{AckLedger, DisplacedConnection, KernelReceipt, NoLedger};
 pub use interfaces::{
-    ConnectionAction, Exchange, FramePreview, LONG_MAX, Long, RefusedRequests, Service, Transmit,
+    AckLedger, CONNECTIONS, ConnectionAction, DisplacedConnection, Exchange, FramePreview, KernelReceipt,
+    LONG_MAX, Long, MTU, NARROW_FOR, NoLedger, PIECES_PER_CONNECTION, RECEIVE_BUFFER, RefusedRequests,
+    SEGMENTS_IN_FLIGHT, SEND_AHEAD, SHARE, Service, SlotStats, StackConfig, StackStats, TIME_WAIT,
+    TIME_WAITS, TIME_WAITS_PER_PORT, Transmit,
 };
-pub use port::{DRAIN_LIMIT, ServedFlows};
-pub use stats::{SlotStats, StackStats};
+pub use turns::{DRAIN_LIMIT, ServedFlows};
 
 use metadata_common::maps::Slot;
+use metadata_common::time::Now;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use arrivals::SegmentContext;
-use emit::FrameBuilder;
-use frame::Segment;
-use frame::{DropReason, EthernetAddresses, Inbound};
-use port::DrainState;
-use port::PortTable;
-use table::Table;
-use table::{IndexedLists, SlotRanking};
-use timewait::StraySegments;
-use wheel::Wheel;
-
-use metadata_common::time::Now;
+use frame::{DropReason, EthernetAddresses, Inbound, Segment};
+use receive::SegmentContext;
+use send::FrameBuilder;
+use table::{IndexedLists, SlotRanking, StraySegments, Table, Wheel};
+use turns::{DrainState, PortTable};
 
 /// The TCP responder for all guests behind one hub.
 pub struct Stack<S: Service, L = NoLedger> {
@@ -260,8 +243,8 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         route: EthernetAddresses,
         out: &mut dyn Transmit,
     ) {
-        if emit::fits_echo(source, icmp) {
-            self.workshop.send(out, |frame| emit::echo(source, to, icmp, route, frame));
+        if send::fits_echo(source, icmp) {
+            self.workshop.send(out, |frame| send::echo(source, to, icmp, route, frame));
             self.stats.echoes_answered += 1;
         }
     }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use crate::source::{FailureStreak, SourceHealth};
+
 /// Why a request to the API server failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FailureKind {
@@ -67,30 +69,6 @@ impl FailureKind {
 pub struct ContactError {
     /// The kind of failure.
     pub kind: FailureKind,
-    /// The message of the server or the kernel.
-    pub reason: String,
-}
-
-/// The state of the connection: that of the worst watch.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ContactReport {
-    /// Seconds since the first request.
-    pub asked_for: f64,
-    /// Seconds since the last useful answer; `None` while a watch has had none.
-    pub answered: Option<f64>,
-    /// The failure, if the last request failed.
-    pub failing: Option<FailureStreak>,
-    /// Failed requests since the start, by [`FailureKind::name`].
-    pub failures: BTreeMap<String, u64>,
-}
-
-/// Consecutive failed requests.
-#[derive(Clone, Debug, PartialEq)]
-pub struct FailureStreak {
-    /// Seconds since the first of them.
-    pub since: f64,
-    /// The last failure's [`FailureKind::name`].
-    pub kind: String,
     /// The message of the server or the kernel.
     pub reason: String,
 }
@@ -160,7 +138,7 @@ impl Contact {
 
     /// The current state: that of the worst watch.
     #[must_use]
-    pub fn report(&self, now: Instant) -> ContactReport {
+    pub fn report(&self, now: Instant) -> SourceHealth {
         let inner = self.lock();
         let ago = |then: Instant| now.saturating_duration_since(then).as_secs_f64();
         let last = inner.watches.values().map(|watch| watch.answered).min().flatten();
@@ -171,11 +149,13 @@ impl Contact {
             reason: failure.reason.clone(),
         });
         let count = |kind: &FailureKind| inner.failures.get(kind).copied().unwrap_or_default();
-        ContactReport {
+        SourceHealth {
+            reads: "the API server".into(),
             asked_for: ago(self.since),
             answered: last.map(ago),
             failing,
             failures: FailureKind::ALL.iter().map(|kind| (kind.name().into(), count(kind))).collect(),
+            ..SourceHealth::default()
         }
     }
 }

@@ -25,9 +25,12 @@ use futures_util::{StreamExt as _, stream};
 use load::{DirectoryContent, names_of};
 pub use load::{LoadedFile, REFUSAL, REFUSAL_BYTES, REFUSED_VM, files, load, names};
 use metadata_content::record::{Record, RecordLimits};
+use metadata_content::source::RecordSource;
+use tracing::debug;
 use watch::{DirectoryChanges, DirectoryWatch};
 
 use super::publisher::{MemoryFreed, Publisher};
+use super::source::{Source, SourceContext, SourceTask};
 use super::{FeedError, FeedEvent, blocking};
 
 /// Most records in a directory. A scan reads them in the order of names, and the feed refuses the rest.
@@ -38,6 +41,53 @@ const LOADS_AT_ONCE: usize = 8;
 const SETTLE: Duration = Duration::from_millis(50);
 /// How long to wait before the next attempt to read a directory.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// A directory of records that the configuration names.
+pub struct RecordDirectory(PathBuf);
+
+impl RecordDirectory {
+    /// The directory at a path.
+    #[must_use]
+    pub fn at(path: PathBuf) -> Self {
+        Self(path)
+    }
+}
+
+impl Source for RecordDirectory {
+    fn kind(&self) -> RecordSource {
+        RecordSource::File
+    }
+
+    fn run(&self, context: SourceContext, publisher: Publisher) -> SourceTask {
+        let dir = self.0.clone();
+        Box::pin(async move {
+            loop {
+                match watch(dir.clone(), context.limits.clone(), publisher.clone()).await {
+                    Err(error) if context.is_patient && !publisher.is_closed() => {
+                        debug!("{error}");
+                        publisher.set_outage(Some(format!(
+                            "{error}; its records stay in force until it can be read again"
+                        )));
+                    }
+                    ended => return ended,
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+        })
+    }
+
+    fn directory(&self) -> Option<&Path> {
+        Some(&self.0)
+    }
+
+    fn try_read(&self) -> Result<(), FeedError> {
+        names(&self.0).map(drop)
+    }
+
+    fn is_reread(&self) -> bool {
+        true
+    }
+}
 
 /// Watches `dir` and publishes its records until the receiver is dropped. Refuses records beyond `limits`.
 ///

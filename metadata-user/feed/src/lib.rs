@@ -3,6 +3,7 @@
 //! A feed finds records, validates them and publishes each change to the agent. Whatever happens to the source, a VM
 //! keeps its last good record.
 
+pub mod check;
 pub mod contact;
 pub mod directory;
 #[cfg(feature = "kubevirt")]
@@ -17,6 +18,7 @@ pub mod publisher;
 pub mod record_part;
 pub mod registry;
 pub mod snapshot;
+pub mod source;
 pub mod state;
 
 use std::io;

@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use crate::record_part::PartError;
 use metadata_content::record::RecordError;
-pub use watch::watch;
+pub use watch::{HookDirectory, watch};
 
 /// The XML namespace of our element in a domain's `<metadata>`.
 pub const NAMESPACE: &str = "https://xdp-imds.dev/libvirt/1";

@@ -37,10 +37,10 @@ use files::WatchedVolumes;
 use follow::WatchContext;
 use inlet_task::{InletRequester, wishes};
 
+use crate::source::TakeoverPause;
 use metadata_links::inlet;
 
 pub use follow::AT_FIRST;
-pub use inlet_task::{INLET_PAUSE, InletPause};
 pub use launcher::{NicNames, NotAPod, PodUid, names_of};
 pub use volumes::{KEY_BYTES, MAX_KEYS, VOLUME_BYTES, VolumeContent, VolumeError, Volumes};
 pub(crate) use volumes::{VolumeReading, VolumeVersion};
@@ -75,7 +75,7 @@ pub struct Inlets {
     /// Keep inlets when the agent ends, like pinned programs.
     pub stay: bool,
     /// Leaves inlets to the next agent.
-    pub pause: InletPause,
+    pub pause: TakeoverPause,
 }
 
 /// Why a pod or its volumes cannot be watched.

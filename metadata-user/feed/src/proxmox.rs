@@ -15,6 +15,7 @@ pub mod config;
 pub mod custom;
 pub mod drive;
 mod load;
+mod source;
 mod translate;
 pub mod watch;
 
@@ -28,10 +29,11 @@ use std::time::Duration;
 pub use config::VmConfig;
 pub use config::{DEFAULT_DIRECTORY, DEFAULT_FILES, ProxmoxOptions};
 pub use load::{reachable, within};
+pub use source::ProxmoxSource;
 pub use translate::NICS;
 pub use translate::{ProxmoxTranslation, TranslationInput, translate};
-pub use watch::ProxmoxProblem;
 pub use watch::{MAX_VMS, PATIENCE, watch};
+pub use watch::{ProxmoxHealth, ProxmoxProblem};
 
 use crate::FeedError;
 

@@ -23,7 +23,7 @@ use metadata_common::share::{FairShare, Tenant};
 use crate::{FeedEvent, RejectedVm};
 use metadata_common::port::PortName;
 use metadata_content::record::{Owner, Record};
-use metadata_content::source::RecordSource;
+use metadata_content::source::{Authorship, RecordSource};
 
 /// Most records of one source; the registry refuses the rest.
 pub const MAX_RECORDS: usize = 16_384;
@@ -52,14 +52,13 @@ impl RecordId {
         Self { source, key: key.into() }
     }
 
-    /// Whose record it is. KubeVirt's keys begin with the namespace, which the API server has checked; Proxmox VE's is
-    /// the VM's number. All other sources are the operator's.
+    /// Whose record it is.
     #[must_use]
     pub fn tenant(&self) -> Tenant {
-        match self.source {
-            RecordSource::Kubevirt => Tenant::namespace(self.key.split('/').next().unwrap_or_default()),
-            RecordSource::Proxmox => Tenant::Vm(Arc::clone(&self.key)),
-            RecordSource::Api | RecordSource::File | RecordSource::Hook => Tenant::Operator,
+        match self.source.authorship() {
+            Authorship::Namespaces => Tenant::namespace(self.key.split('/').next().unwrap_or_default()),
+            Authorship::Vms => Tenant::Vm(Arc::clone(&self.key)),
+            Authorship::Operator => Tenant::Operator,
         }
     }
 }

@@ -16,7 +16,7 @@ use tracing::{error, info, warn};
 
 use super::drain::{self, DrainResult};
 use super::endpoint::{ControlRequest, Registrar};
-use super::feeds::Feeds;
+use super::feeds::{FeedHost, Feeds};
 use super::handover::{
     HandoverResult, HandoverState, PreviousEvent, Succession, Takeover, TakeoverRequest, hand_over,
 };
@@ -127,7 +127,10 @@ impl ControlLoop {
             node.on_event(source, event);
         }
         node.reporter.set_from_snapshot(snapshots.are_served());
-        let feeds = Feeds::start(&config, snapshots.sources(), &mut node, &mut tasks);
+        let host =
+            FeedHost { catalogue: &mut node.catalogue, reporter: &mut node.reporter, tasks: &mut tasks };
+        let (feeds, services) = Feeds::start(&config, config.sources(), snapshots.sources(), host);
+        node.services = services;
         let health = Health::new(node.ports.workers().heartbeats());
         health.set_adopting(node.ports.has_inherited());
         let mut control = Self {
@@ -292,7 +295,6 @@ impl ControlLoop {
             Timer::Retry => return self.on_retry().map(|()| Turn::Changed),
             Timer::Guests(now) if is_ours => {
                 self.node.follow_guests(now);
-                #[cfg(feature = "kubevirt")]
                 self.node.tell_services();
             }
             Timer::Tend if is_ours && self.synced => self.node.tend(),
@@ -334,7 +336,14 @@ impl ControlLoop {
             self.config = changes.now;
             (self.origin.applied)(&self.config);
             self.node.configure(&self.config);
-            self.feeds.restart(&self.config, &mut self.node, &mut self.tasks);
+            let host = FeedHost {
+                catalogue: &mut self.node.catalogue,
+                reporter: &mut self.node.reporter,
+                tasks: &mut self.tasks,
+            };
+            for gone in self.feeds.restart(&self.config, host) {
+                self.node.on_event(gone, FeedEvent::Synced);
+            }
             self.snapshots.on_reload(&self.config);
         }
         if self.taking.is_none() {

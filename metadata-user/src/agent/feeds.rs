@@ -1,146 +1,124 @@
 //! The feeds of the configuration, and the source of each.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tracing::debug;
 
-use super::node::Node;
+use super::node::{RecordCatalogue, Reporter};
 use crate::config::Config;
-use metadata_content::record::RecordLimits;
 use metadata_content::source::RecordSource;
-use metadata_feed::proxmox::watch::ProxmoxHealth;
+use metadata_feed::FeedEvent;
 use metadata_feed::publisher::Publisher;
-use metadata_feed::{FeedError, FeedEvent, directory, libvirt, proxmox};
-#[cfg(feature = "kubevirt")]
-use metadata_feed::{
-    kubevirt,
-    kubevirt::core::Services,
-    pods::{InletPause, Inlets},
-};
-#[cfg(feature = "kubevirt")]
-use tokio::sync::watch;
+use metadata_feed::source::{Services, Source, SourceContext, TakeoverPause};
 
 /// Limit on queued events of one feed. A feed waits while its queue is full.
 pub(super) const FEED_QUEUE: usize = 1_024;
 
-/// How often to retry a directory that cannot be read.
-const RETRY: Duration = Duration::from_secs(1);
-
 /// The running feeds.
 #[derive(Default)]
 pub(super) struct Feeds {
-    open: Vec<Open>,
+    open: Vec<OpenFeed>,
     /// The feed that is polled first next time, so that no feed starves the others.
     turn: usize,
-    #[cfg(feature = "kubevirt")]
-    inlets: InletPause,
+    pause: TakeoverPause,
 }
 
-struct Open {
+struct OpenFeed {
     source: RecordSource,
     events: mpsc::Receiver<FeedEvent>,
     /// The source has listed all its records, or they come from the snapshot.
     settled: bool,
+    /// A reload of the configuration reads everything again.
+    is_reread: bool,
 }
 
+/// The parts of the agent that feeds are connected with.
+pub(super) struct FeedHost<'a> {
+    pub(super) catalogue: &'a mut RecordCatalogue,
+    pub(super) reporter: &'a mut Reporter,
+    pub(super) tasks: &'a mut JoinSet<anyhow::Result<()>>,
+}
+
+/// Where the agent tells a source how its records are served.
+pub(super) type ServiceSender = (RecordSource, watch::Sender<Services>);
+
 impl Feeds {
-    /// Starts the feeds of a configuration. The feed of a source in `in_snapshot` retries while the source
-    /// is unavailable.
+    /// Starts the sources of a configuration. A source in `in_snapshot` retries while it is unavailable.
     pub(super) fn start(
         config: &Config,
+        sources: Vec<Arc<dyn Source>>,
         in_snapshot: &BTreeSet<RecordSource>,
-        node: &mut Node,
-        tasks: &mut JoinSet<anyhow::Result<()>>,
-    ) -> Self {
-        let mut feeds = Self::default();
-        if config.records.is_some() {
-            let patiently = in_snapshot.contains(&RecordSource::File);
-            let publisher = feeds.open(RecordSource::File, patiently, node);
-            follow(config, publisher, patiently, tasks);
+        mut host: FeedHost<'_>,
+    ) -> (Self, Vec<ServiceSender>) {
+        let (mut feeds, mut services) = (Self::default(), Vec::new());
+        for source in &sources {
+            let is_in_snapshot = in_snapshot.contains(&source.kind());
+            services.extend(feeds.run(config, &**source, (is_in_snapshot, is_in_snapshot), &mut host));
         }
-        feeds.restart_hook(config, node, tasks);
-        if let Some(options) = config.proxmox.clone() {
-            let settled = in_snapshot.contains(&RecordSource::Proxmox);
-            let publisher = feeds.open(RecordSource::Proxmox, settled, node);
-            let (limits, outlook) = (config.record_limits(), Arc::new(ProxmoxHealth::default()));
-            node.reporter.set_proxmox(options.directory.clone(), Arc::clone(&outlook));
-            tasks.spawn(async move {
-                proxmox::watch(options, limits, outlook, publisher).await;
-                Ok(())
-            });
-        }
-        #[cfg(feature = "kubevirt")]
-        if let Some(options) = config.kubevirt.clone() {
-            let publisher = feeds.open(RecordSource::Kubevirt, false, node);
-            let (limits, state) = (config.record_limits(), config.state.clone());
-            let saves = node.catalogue.saves().clone();
-            let pause = feeds.inlets.clone();
-            let inlets = Inlets { addresses: config.addresses.clone(), stay: config.pins.is_some(), pause };
-            let contact = kubevirt::contact();
-            if options.watch {
-                node.reporter.set_api_server(contact.clone());
-            }
-            let (told, services) = watch::channel(Services::new());
-            node.services = options.events.then_some(told);
-            tasks.spawn(async move {
-                let state = (state.as_deref(), saves);
-                Ok(kubevirt::serve((options, inlets), limits, state, (contact, services), publisher).await?)
-            });
-        }
-        feeds
+        host.reporter.set_sources(sources);
+        (feeds, services)
     }
 
-    /// Leaves alone what the feeds make on the node, because another agent is about to take over.
-    pub(super) fn prepare_takeover(&self) {
-        #[cfg(feature = "kubevirt")]
-        self.inlets.begin();
-    }
-
-    /// Opens a queue for the feed of a source. The former feed of the source ends because its queue is closed.
-    pub(super) fn open(&mut self, source: RecordSource, settled: bool, node: &mut Node) -> Publisher {
+    /// Runs a source in place of its former feed. Returns where it is told how its records are served, if it asks.
+    fn run(
+        &mut self,
+        config: &Config,
+        source: &dyn Source,
+        (settled, is_patient): (bool, bool),
+        host: &mut FeedHost<'_>,
+    ) -> Option<ServiceSender> {
+        let kind = source.kind();
         let (sender, events) = mpsc::channel(FEED_QUEUE);
-        self.close(source);
-        self.open.push(Open { source, events, settled });
-        node.catalogue.begin(source);
-        let publisher = Publisher::new(sender, Arc::clone(node.catalogue.room()), source);
-        node.reporter.set_outage(source, publisher.outage());
-        publisher
+        // The former feed ends because its queue is closed.
+        self.close(kind);
+        self.open.push(OpenFeed { source: kind, events, settled, is_reread: source.is_reread() });
+        host.catalogue.begin(kind);
+        let publisher = Publisher::new(sender, Arc::clone(host.catalogue.room()), kind);
+        host.reporter.set_outage(kind, publisher.outage());
+        let (told, services) = watch::channel(Services::new());
+        let context = SourceContext {
+            limits: config.record_limits(),
+            is_patient,
+            addresses: config.addresses.clone(),
+            state: config.state.clone(),
+            saves: host.catalogue.saves().clone(),
+            stays: config.pins.is_some(),
+            pause: self.pause.clone(),
+            services,
+        };
+        let work = source.run(context, publisher);
+        host.tasks.spawn(async move { Ok(work.await?) });
+        source.follows_services().then_some((kind, told))
+    }
+
+    /// Leaves alone what the sources make on the node, because another agent is about to take over.
+    pub(super) fn prepare_takeover(&self) {
+        self.pause.begin();
     }
 
     fn close(&mut self, source: RecordSource) {
         self.open.retain(|open| open.source != source);
     }
 
-    /// Starts the feed of hooks, which lists all its records again.
-    fn restart_hook(&mut self, config: &Config, node: &mut Node, tasks: &mut JoinSet<anyhow::Result<()>>) {
-        let settled = self.open.iter().any(|open| open.source == RecordSource::Hook && open.settled);
-        let publisher = self.open(RecordSource::Hook, settled, node);
-        let (dir, limits) = (config.run.join(libvirt::DIRECTORY), config.record_limits());
-        tasks.spawn(async move { Ok(libvirt::watch(dir, limits, publisher).await?) });
-    }
-
-    /// Reads the directories of a configuration from the start.
-    pub(super) fn restart(
-        &mut self,
-        config: &Config,
-        node: &mut Node,
-        tasks: &mut JoinSet<anyhow::Result<()>>,
-    ) {
-        self.restart_hook(config, node, tasks);
-        if config.records.is_none() {
-            self.close(RecordSource::File);
-            node.catalogue.begin(RecordSource::File);
-            return node.on_event(RecordSource::File, FeedEvent::Synced);
+    /// Reads again the sources that a reload concerns. Returns those that are no longer configured.
+    pub(super) fn restart(&mut self, config: &Config, mut host: FeedHost<'_>) -> Vec<RecordSource> {
+        let reread: Vec<_> = config.sources().into_iter().filter(|source| source.is_reread()).collect();
+        for source in &reread {
+            let settled = self.open.iter().all(|open| open.source != source.kind() || open.settled);
+            // Whatever follows the services of its records is not read again.
+            _ = self.run(config, &**source, (settled, true), &mut host);
         }
-        let settled = self.open.iter().all(|open| open.source != RecordSource::File || open.settled);
-        let publisher = self.open(RecordSource::File, settled, node);
-        follow(config, publisher, true, tasks);
+        let is_gone =
+            |open: &OpenFeed| open.is_reread && reread.iter().all(|source| source.kind() != open.source);
+        let gone: Vec<_> = self.open.iter().filter(|open| is_gone(open)).map(|open| open.source).collect();
+        for kind in &gone {
+            self.close(*kind);
+            host.catalogue.begin(*kind);
+        }
+        gone
     }
 
     /// Waits for the next event of any feed.
@@ -152,7 +130,7 @@ impl Feeds {
         let count = self.open.len();
         for n in 0..count {
             let at = (self.turn + n) % count;
-            let Open { source, events, .. } = &mut self.open[at];
+            let OpenFeed { source, events, .. } = &mut self.open[at];
             // The queue of a feed that has ended stays empty; its task returns the reason.
             if let Poll::Ready(Some(event)) = events.poll_recv(cx) {
                 self.turn = at + 1;
@@ -184,48 +162,35 @@ impl Feeds {
     }
 }
 
-/// Starts the feed of the records directory. With `patiently`, retries while the directory cannot be read.
-fn follow(config: &Config, publisher: Publisher, patiently: bool, tasks: &mut JoinSet<anyhow::Result<()>>) {
-    let Some(dir) = config.records.clone() else { return };
-    let limits = config.record_limits();
-    tasks.spawn(async move { Ok(watch(dir, limits, publisher, patiently).await?) });
-}
-
-/// Watches a directory like [`directory::watch`]. With `patiently`, retries every [`RETRY`] while it cannot be read.
-async fn watch(dir: PathBuf, limits: RecordLimits, tx: Publisher, patiently: bool) -> Result<(), FeedError> {
-    loop {
-        match directory::watch(dir.clone(), limits.clone(), tx.clone()).await {
-            Err(error) if patiently && !tx.is_closed() => {
-                debug!("{error}");
-                tx.set_outage(Some(format!("{error}; its records stay in force until it can be read again")));
-            }
-            ended => return ended,
-        }
-        tokio::time::sleep(RETRY).await;
-    }
-}
-
 fn batch<T>(first: T, mut queue: Option<&mut mpsc::Receiver<T>>) -> impl Iterator<Item = T> {
     let more = std::iter::from_fn(move || queue.as_mut()?.try_recv().ok());
     std::iter::once(first).chain(more).take(FEED_QUEUE)
 }
 
-/// The sources of a configuration that are unavailable, each with the reason.
+/// The sources of a configuration that are unavailable, each with the reason. The snapshot has no records of others.
 pub(super) fn away(config: &Config) -> BTreeMap<RecordSource, String> {
-    let file = config.records.as_ref().and_then(|dir| directory::names(dir).err());
-    let proxmox = config.proxmox.as_ref().and_then(|options| proxmox::reachable(options).err());
-    let each = [(RecordSource::File, file), (RecordSource::Proxmox, proxmox)].into_iter();
-    // The snapshot has no records of other sources.
-    let each = each.filter(|(source, _)| source.is_in_snapshot());
-    each.filter_map(|(source, error)| Some((source, error?.to_string()))).collect()
+    let sources = config.sources().into_iter().filter(|source| source.kind().is_in_snapshot());
+    sources.filter_map(|source| Some((source.kind(), source.try_read().err()?.to_string()))).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{FEED_QUEUE, Feeds, Open, batch};
+    use super::{FEED_QUEUE, FeedHost, Feeds, OpenFeed, batch};
+    use crate::agent::node::{RecordCatalogue, Reporter};
+    use crate::agent::state::NodeState;
+    use crate::config::Config;
+    use metadata_content::record::Record;
     use metadata_content::source::RecordSource;
     use metadata_feed::FeedEvent;
+    use metadata_feed::check::Check;
+    use metadata_feed::memory_budget::MemoryBudget;
+    use metadata_feed::publisher::Publisher;
+    use metadata_feed::source::{FailureStreak, Source, SourceContext, SourceHealth, SourceTask};
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use tokio::sync::mpsc;
+    use tokio::task::JoinSet;
 
     #[test]
     fn an_event_beyond_a_batch_stays_for_the_next_batch() {
@@ -245,7 +210,7 @@ mod tests {
             for key in ["a", "b"] {
                 sender.try_send(FeedEvent::Remove { key: key.into() }).expect("room");
             }
-            feeds.open.push(Open { source, events, settled: false });
+            feeds.open.push(OpenFeed { source, events, settled: false, is_reread: false });
         }
         let mut received = Vec::new();
         for _ in 0..4 {
@@ -260,5 +225,87 @@ mod tests {
         assert!(!feeds.are_settled(), "one of two has not listed its records");
         feeds.on_synced(RecordSource::Kubevirt);
         assert!(feeds.are_settled());
+    }
+
+    /// All that another platform's source has to bring.
+    struct ToySource {
+        is_away: AtomicBool,
+    }
+
+    impl Source for ToySource {
+        fn kind(&self) -> RecordSource {
+            RecordSource::Proxmox
+        }
+
+        fn run(&self, context: SourceContext, publisher: Publisher) -> SourceTask {
+            let text = "schema: vmrecord/1\ngeneration: 1\nvm: {uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: toy, \
+                        project: {id: p, number: 1, account: '000000000000'}}\nhostname: {short: toy}\n\
+                        placement: {region: r, zone: z}\n";
+            Box::pin(async move {
+                assert_eq!(context.services.borrow().len(), 0);
+                let record = Record::parse_within(&context.limits, "toy", text).map(|(record, _)| record);
+                let mut record = record.map_err(metadata_feed::FeedError::from)?;
+                record.vm.owner = Some(metadata_content::record::Owner::proxmox("c", 7, "1"));
+                let (key, record) = ("7".to_owned(), Arc::new(record));
+                // Nobody receives events once the agent ends.
+                let published = async {
+                    publisher.publish(FeedEvent::Upsert { key, record }).await?;
+                    publisher.publish(FeedEvent::Synced).await
+                };
+                _ = published.await;
+                publisher.closed().await;
+                Ok(())
+            })
+        }
+
+        fn health(&self) -> Option<SourceHealth> {
+            let failing = self.is_away.load(Ordering::Relaxed);
+            let failing =
+                failing.then(|| FailureStreak { reason: "no toys".into(), ..FailureStreak::default() });
+            Some(SourceHealth { reads: "the toy box".into(), failing, ..SourceHealth::default() })
+        }
+
+        fn preflight(&self) -> Vec<Check> {
+            vec![Check::fail("toy.box", "there is no box", "a box of toys", "Buy one")]
+        }
+
+        fn follows_services(&self) -> bool {
+            true
+        }
+    }
+
+    #[tokio::test]
+    async fn another_source_needs_nothing_but_its_implementation() {
+        let config = Config { state: None, ..Config::default() };
+        let (state, _background) = NodeState::open(&config).expect("a state in memory");
+        let mut catalogue = RecordCatalogue::new(state, MemoryBudget::new(config.record_bytes()), &[]);
+        let (mut reporter, mut tasks) = (Reporter::new(Vec::new()), JoinSet::new());
+        let toy = Arc::new(ToySource { is_away: AtomicBool::new(false) });
+        let host = FeedHost { catalogue: &mut catalogue, reporter: &mut reporter, tasks: &mut tasks };
+        let sources: Vec<Arc<dyn Source>> = vec![Arc::<ToySource>::clone(&toy)];
+        let (mut feeds, services) = Feeds::start(&config, sources, &BTreeSet::new(), host);
+        let followed: Vec<_> = services.iter().map(|(source, _)| *source).collect();
+        assert_eq!(followed, [RecordSource::Proxmox], "it is told how its records are served");
+        // Its records arrive, and then that they are all.
+        let (source, event) = feeds.recv().await;
+        assert_eq!(source, RecordSource::Proxmox);
+        assert!(matches!(event, FeedEvent::Upsert { key, .. } if key == "7"));
+        let (source, event) = feeds.recv().await;
+        assert!(matches!(event, FeedEvent::Synced));
+        feeds.on_synced(source);
+        assert!(feeds.are_settled());
+        // Status says how it is read.
+        let failing = |reporter: &Reporter| {
+            let [status] = &reporter.source_reports()[..] else { panic!("one source") };
+            assert_eq!((status.source, &*status.reads), (RecordSource::Proxmox, "the toy box"));
+            status.failing.as_ref().map(|failing| failing.reason.clone())
+        };
+        assert_eq!(failing(&reporter), None);
+        toy.is_away.store(true, Ordering::Relaxed);
+        assert_eq!(failing(&reporter), Some("no toys".to_owned()));
+        assert_eq!(toy.preflight().len(), 1, "doctor adds the checks of each source");
+        // Its work ends with the agent.
+        drop(feeds);
+        assert!(tasks.join_next().await.expect("a task").expect("no panic").is_ok());
     }
 }

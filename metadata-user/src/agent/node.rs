@@ -23,16 +23,13 @@ use metadata_control::instances::Instance;
 use metadata_control::status::{AgentStatus, PortFilter};
 use metadata_control::top::{Top, TopQuery};
 use metadata_feed::FeedEvent;
-#[cfg(feature = "kubevirt")]
-use metadata_feed::kubevirt::core::Services;
 use metadata_feed::registry::RecordId;
 use metadata_links::watch::Changed;
 use metadata_steer::SteerError;
 use tokio::sync::oneshot;
-#[cfg(feature = "kubevirt")]
-use tokio::sync::watch;
 use tracing::warn;
 
+use super::feeds::ServiceSender;
 use super::health::Health;
 use crate::config::Config;
 pub(super) use answers::AnswerPublisher;
@@ -57,9 +54,8 @@ pub(super) struct Node {
     waiting: WaitingClients,
     /// The MACs without a record, by their port, that the log has named.
     logged_macs: BTreeSet<(PortName, Mac)>,
-    /// Where the feed of KubeVirt learns how its VMs are served.
-    #[cfg(feature = "kubevirt")]
-    pub(super) services: Option<watch::Sender<Services>>,
+    /// Where sources learn how their records are served.
+    pub(super) services: Vec<ServiceSender>,
 }
 
 impl Node {
@@ -71,8 +67,7 @@ impl Node {
             reporter,
             waiting: WaitingClients::default(),
             logged_macs: BTreeSet::new(),
-            #[cfg(feature = "kubevirt")]
-            services: None,
+            services: Vec::new(),
         }
     }
 
@@ -154,16 +149,16 @@ impl Node {
         self.logged_macs = now.into_iter().map(|(port, sender)| (port, sender.mac)).collect();
     }
 
-    /// Tells the feed of KubeVirt how its VMs are served.
-    #[cfg(feature = "kubevirt")]
+    /// Tells sources how their records are served.
     pub(super) fn tell_services(&self) {
-        let Some(services) = &self.services else { return };
-        let now = self.view().services(RecordSource::Kubevirt);
-        services.send_if_modified(|told| {
-            let is_new = *told != now;
-            *told = now;
-            is_new
-        });
+        for (source, services) in &self.services {
+            let now = self.view().services(*source);
+            services.send_if_modified(|told| {
+                let is_new = *told != now;
+                *told = now;
+                is_new
+            });
+        }
     }
 
     /// Compares everything that is attached and pinned with what the kernel has, now instead of at the next tick.

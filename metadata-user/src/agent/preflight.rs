@@ -22,6 +22,7 @@ use super::plan::Plan;
 use super::state::KEY_FILE;
 use crate::config::{Config, PortSpec};
 use metadata_content::record::Record;
+use metadata_content::source::RecordSource;
 
 /// The name of the refusal of a configuration without a source of records.
 pub const NO_SOURCES: &str = "configuration.sources";
@@ -67,10 +68,7 @@ pub fn values(config: &Config) -> Vec<ConfigRefusal> {
             name: NO_SOURCES,
             found: "no records to serve".into(),
             expected: "a source of records",
-            remedy:
-                "Give --records DIR, or set `records:`, `kubevirt: {}`, `proxmox: {}` or (to register VMs) \
-                     `api: {}` in the configuration file"
-                    .into(),
+            remedy: format!("Give --records DIR, or set {} in the configuration file", settings()),
         });
     }
     if config.page && config.metrics.is_none() {
@@ -82,6 +80,17 @@ pub fn values(config: &Config) -> Vec<ConfigRefusal> {
         });
     }
     refusals
+}
+
+/// What turns a source on, of each source.
+fn settings() -> String {
+    let mut settings: Vec<_> = RecordSource::ALL.into_iter().filter_map(RecordSource::setting).collect();
+    // The API comes last: a VM manager registers VMs by it.
+    settings.rotate_left(1);
+    match settings.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        _ => settings.concat(),
+    }
 }
 
 /// What is refused of a configuration on this node, with the values.

@@ -1,10 +1,11 @@
 //! On SIGHUP the agent reads the configuration and the records directory again, and applies the fields that can change
 //! while guests are served.
 //!
-//! An unusable configuration changes nothing. Fields that need a restart or a takeover ([`RESTART`]) are not applied;
-//! the log lists them.
+//! An unusable configuration changes nothing. Fields that need a restart or a takeover are not applied; the log lists
+//! them.
 
 use anyhow::Context as _;
+use serde_json::Value;
 use tracing::{error, info, warn};
 
 use crate::config::Config;
@@ -32,38 +33,13 @@ pub(super) struct ConfigChanges {
     /// The configuration to apply now: new fields where they can change, old fields elsewhere.
     pub(super) now: Config,
     /// Fields that differ and need a restart.
-    pub(super) later: Vec<&'static str>,
+    pub(super) later: Vec<String>,
 }
-
-/// The name of a field that only a restart applies, and a function that returns true if the field differs.
-type Field = (&'static str, fn(&Config, &Config) -> bool);
-
-/// Fields that only a restart applies: the kernel's tables, the hubs and the workers depend on them.
-const RESTART: [Field; 19] = [
-    ("api", |a, b| a.api != b.api),
-    ("audit", |a, b| a.audit != b.audit),
-    ("identity", |a, b| a.identity != b.identity),
-    ("addresses", |a, b| a.addresses != b.addresses),
-    ("arp_only", |a, b| a.next_hops() != b.next_hops()),
-    ("steer", |a, b| a.steer != b.steer),
-    ("guard", |a, b| a.guard != b.guard),
-    ("hub", |a, b| a.hub != b.hub),
-    ("metrics", |a, b| a.metrics != b.metrics),
-    ("page", |a, b| a.page != b.page),
-    ("page_hosts", |a, b| a.page_hosts != b.page_hosts),
-    ("state", |a, b| a.state != b.state),
-    ("token_key", |a, b| a.token_key != b.token_key),
-    ("pins", |a, b| a.pins != b.pins),
-    ("run", |a, b| a.run != b.run),
-    ("proxmox", |a, b| a.proxmox != b.proxmox),
-    ("workers", |a, b| a.workers != b.workers),
-    ("spin_us", |a, b| a.spin_us != b.spin_us),
-    ("answer_in_kernel", |a, b| a.answer_in_kernel != b.answer_in_kernel),
-];
 
 impl ConfigChanges {
     /// Compares the configuration in force with one that was read.
-    pub(super) fn between(old: &Config, new: Config) -> Self {
+    pub(super) fn between(old: &Config, new: &Config) -> Self {
+        // Only a restart applies the other fields: the kernel's tables, the hubs and the workers depend on them.
         let now = Config {
             records: new.records.clone(),
             metadata: new.metadata,
@@ -75,12 +51,20 @@ impl ConfigChanges {
             log_format: new.log_format,
             ..old.clone()
         };
-        let mut later: Vec<_> =
-            RESTART.iter().filter(|(_, differs)| differs(old, &new)).map(|(name, _)| *name).collect();
-        if later.is_empty() && now != new {
-            later.push("other fields");
-        }
+        let later = differing(&now, new);
         Self { now, later }
+    }
+}
+
+/// The names of the fields in which two configurations differ.
+fn differing(one: &Config, other: &Config) -> Vec<String> {
+    match (serde_json::to_value(one), serde_json::to_value(other)) {
+        (Ok(Value::Object(one)), Ok(Value::Object(other))) => {
+            one.keys().filter(|name| one.get(*name) != other.get(*name)).cloned().collect()
+        }
+        // A path that is not UTF-8 has no JSON.
+        _ if one == other => Vec::new(),
+        _ => vec!["other fields".to_owned()],
     }
 }
 
@@ -98,7 +82,7 @@ pub(super) fn read(origin: &ConfigSource, old: &Config) -> Result<ConfigChanges,
     };
     match usable() {
         Ok(new) => {
-            let changes = ConfigChanges::between(old, new);
+            let changes = ConfigChanges::between(old, &new);
             if changes.later.is_empty() {
                 info!("configuration reloaded");
             } else {
@@ -118,14 +102,14 @@ pub(super) fn read(origin: &ConfigSource, old: &Config) -> Result<ConfigChanges,
 
 #[cfg(test)]
 mod tests {
-    use super::{ConfigChanges, ConfigSource, RESTART, read};
+    use super::{ConfigChanges, ConfigSource, read};
     use crate::config::Config;
     use crate::logging::LogFormat;
 
     #[test]
     fn fields_that_can_change_are_applied_and_the_others_are_named() {
         type Case = (&'static str, fn(&mut Config), bool);
-        let cases: [Case; 18] = [
+        let cases: &[Case] = &[
             ("nothing", |_| {}, true),
             ("records", |c| c.records = Some("/elsewhere".into()), true),
             ("metadata", |c| c.metadata.keys = 1, true),
@@ -144,18 +128,19 @@ mod tests {
             ("page_hosts", |c| c.page_hosts = vec!["node".into()], false),
             ("spin_us", |c| c.spin_us += 1, false),
             ("api", |c| c.api = Some(Default::default()), false),
+            #[cfg(feature = "kubevirt")]
+            ("kubevirt", |c| c.kubevirt = Some(Default::default()), false),
         ];
-        for (field, change, at_once) in cases {
+        for &(field, change, at_once) in cases {
             let (old, mut new) = (Config::default(), Config::default());
             change(&mut new);
-            let ConfigChanges { now, later } = ConfigChanges::between(&old, new.clone());
+            let ConfigChanges { now, later } = ConfigChanges::between(&old, &new);
             assert_eq!(now == new, at_once, "{field}");
-            assert_eq!(later, if at_once { vec![] } else { vec![field] });
+            assert_eq!(later, if at_once { vec![] } else { vec![field.to_owned()] });
             if !at_once {
                 assert_eq!(now, old, "{field}");
             }
         }
-        assert!(RESTART.iter().all(|(_, differs)| !differs(&Config::default(), &Config::default())));
     }
 
     #[test]

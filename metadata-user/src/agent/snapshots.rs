@@ -38,17 +38,15 @@ pub(super) struct Snapshots {
 
 /// The directories of a configuration's sources.
 fn origins(config: &Config) -> Origins {
-    let directories = [
-        (RecordSource::File, config.records.as_deref()),
-        (RecordSource::Proxmox, config.proxmox.as_ref().map(|options| &*options.directory)),
-    ];
     // Not what a link points to: that is unknown while the directory is away.
     let absolute = |path: &Path| -> PathBuf {
         // The components leave out a final slash.
         absolute(path).unwrap_or_else(|_| path.to_owned()).components().collect()
     };
-    let named = directories.into_iter().filter_map(|(source, path)| Some((source, absolute(path?))));
-    named.map(|(source, path)| (source, path.display().to_string())).collect()
+    let sources = config.sources().into_iter().filter(|source| source.kind().is_in_snapshot());
+    sources
+        .filter_map(|source| Some((source.kind(), absolute(source.directory()?).display().to_string())))
+        .collect()
 }
 
 impl Snapshots {

@@ -4,7 +4,8 @@ use std::str::FromStr;
 
 use metadata_common::mac::Mac;
 use metadata_common::port::{MAX_IFNAME, PortName, is_ifname};
-use serde::Deserialize;
+use serde::ser::SerializeStruct as _;
+use serde::{Deserialize, Serialize};
 
 /// A port to serve, and the MAC address of its guest if no record names the port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +47,17 @@ impl PortSpec {
             ));
         }
         Ok(Self { name: PortName { ifname, netns }, mac })
+    }
+}
+
+impl Serialize for PortSpec {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { name: PortName { ifname, netns }, mac } = self;
+        let mut port = serializer.serialize_struct("PortSpec", 3)?;
+        port.serialize_field("ifname", ifname)?;
+        port.serialize_field("netns", netns)?;
+        port.serialize_field("mac", &mac.map(|mac| mac.to_string()))?;
+        port.end()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use metadata_content::record;
 use metadata_datapath::sandbox;
@@ -11,7 +11,7 @@ use metadata_signer::jwt::LIFETIME_MOST;
 use metadata_signer::{Algorithm, CertificateFiles};
 
 /// How the kernel treats system calls and capabilities that serving does not need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Sandbox {
     /// The system calls fail, and the agent has dropped the capabilities.
@@ -45,7 +45,7 @@ impl From<Sandbox> for sandbox::SandboxMode {
 }
 
 /// `metadata`: limits of custom keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetadataLimits {
     /// Maximum number of keys of one VM: 16 by default, at most [`record::RecordLimits::METADATA_KEYS_MOST`].
@@ -63,7 +63,7 @@ impl Default for MetadataLimits {
 }
 
 /// `api`: who may register VMs, and how many.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ApiConfig {
     /// A group, by its name in `/etc/group` or its number, that may use the control socket. The access
@@ -81,7 +81,7 @@ impl Default for ApiConfig {
 }
 
 /// `identity`: tokens by which others recognise a VM.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct IdentityConfig {
     /// URL of the issuer, `iss` of tokens. Verifiers fetch its public keys below this URL, which begins with

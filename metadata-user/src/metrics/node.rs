@@ -7,7 +7,7 @@ use super::{AttachHistogram, BackgroundCounters, LAG_BOUNDS, Reloads, Snapshot};
 use crate::identity::SignerReport;
 use metadata_common::share::{ShareReport, Tenant};
 use metadata_content::identity::IdentityCounts;
-use metadata_control::status::ApiServer;
+use metadata_control::status::SourceStatus;
 use metadata_feed::memory_budget::Usage;
 use metadata_steer::AttachmentCheck;
 
@@ -178,23 +178,30 @@ fn shares(shares: &[ShareReport], out: &mut Exposition) {
     out.family("xdp_imds_share_refused_total", help, MetricType::Counter, refused);
 }
 
-/// Adds the health of the Kubernetes API server.
-pub(super) fn api_server(server: &ApiServer, out: &mut Exposition) {
+/// Adds how the sources of records can be read.
+pub(super) fn sources(sources: &[SourceStatus], out: &mut Exposition) {
+    if sources.is_empty() {
+        return;
+    }
+    let of = |source: &SourceStatus| [("source", source.source.name())];
     out.family(
-        "xdp_imds_api_server_silence_seconds",
-        "Time since the last useful answer of the API server, or since the first request if there was none; at most 150 in normal operation.",
+        "xdp_imds_source_silence_seconds",
+        "Time since a source was last read whole or gave a useful answer, or since the first attempt if there was none; at most 150 in normal operation.",
         MetricType::Gauge,
-        [(NONE, server.silence())],
+        sources.iter().map(|source| (of(source), source.silence())),
     );
     out.family(
-        "xdp_imds_api_server_failing",
-        "1 while requests to the API server fail.",
+        "xdp_imds_source_failing",
+        "1 while attempts to read a source fail.",
         MetricType::Gauge,
-        [(NONE, u64::from(server.failing.is_some()))],
+        sources.iter().map(|source| (of(source), u64::from(source.failing.is_some()))),
     );
-    let failures = server.failures.iter().map(|(kind, count)| ([("kind", kind.as_str())], *count));
-    let help = "Failed requests to the API server, by kind; gone: the requested history is gone, so the agent lists all VMIs again.";
-    out.family("xdp_imds_api_server_failures_total", help, MetricType::Counter, failures);
+    let failures = sources.iter().flat_map(|source| {
+        let name = source.source.name();
+        source.failures.iter().map(move |(kind, count)| ([("source", name), ("kind", kind.as_str())], *count))
+    });
+    let help = "Failed requests to a source, by kind; gone: the requested history is gone, so the agent lists everything again.";
+    out.family("xdp_imds_source_failures_total", help, MetricType::Counter, failures);
 }
 
 /// Adds identity tokens and the state of their signer.

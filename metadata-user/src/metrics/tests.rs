@@ -8,7 +8,7 @@ use crate::service::audit::AuditCounts;
 use metadata_common::share::{ShareReport, Tenant};
 use metadata_content::identity::IdentityCounts;
 use metadata_content::sink::SinkCounts;
-use metadata_control::status::{ApiServer, InstanceState, Instances, PortState};
+use metadata_control::status::{InstanceState, Instances, PortState, SourceStatus};
 use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::{LinkStats, TapStats};
 use metadata_datapath::worker::{LoopStats, WorkerStats};
@@ -92,12 +92,15 @@ fn text() -> String {
             top: vec![(Tenant::namespace("shop"), 99)],
         }],
         from_snapshot: true,
-        api_server: Some(ApiServer {
+        sources: &[SourceStatus {
+            source: metadata_content::source::RecordSource::Kubevirt,
+            reads: "the API server".into(),
             asked_for: 900.0,
             answered: Some(301.5),
             failing: None,
             failures: [("forbidden".into(), 94), ("gone".into(), 95)].into(),
-        }),
+            notes: Vec::new(),
+        }],
         identity: Some((
             SignerReport {
                 issuer: "https://imds.example".into(),
@@ -153,10 +156,10 @@ fn every_counter_and_gauge_has_a_line() {
         "xdp_imds_ports_steered{program=\"xdp\"} 21",
         "xdp_imds_ports_steered{program=\"tcx\"} 40",
         "xdp_imds_identities 62",
-        "xdp_imds_api_server_silence_seconds 301.5",
-        "xdp_imds_api_server_failing 0",
-        "xdp_imds_api_server_failures_total{kind=\"forbidden\"} 94",
-        "xdp_imds_api_server_failures_total{kind=\"gone\"} 95",
+        "xdp_imds_source_silence_seconds{source=\"kubevirt\"} 301.5",
+        "xdp_imds_source_failing{source=\"kubevirt\"} 0",
+        "xdp_imds_source_failures_total{source=\"kubevirt\",kind=\"forbidden\"} 94",
+        "xdp_imds_source_failures_total{source=\"kubevirt\",kind=\"gone\"} 95",
         "xdp_imds_identity_tokens_total{outcome=\"signed\"} 86",
         "xdp_imds_identity_tokens_total{outcome=\"crowded\"} 89",
         "xdp_imds_identity_tokens_waiting 91",
@@ -265,7 +268,7 @@ fn a_family_without_samples_is_left_out() {
         records_rejected: 0,
         room: Usage::default(),
         shares: &[],
-        api_server: None,
+        sources: &[],
         identity: None,
         from_snapshot: false,
         config_reloads: Reloads::default(),

@@ -31,7 +31,7 @@ pub use collect::{CAPACITY, PATH_MAX, RESERVED, Tape};
 pub use write::{AuditTarget, CHUNKS, STDERR};
 
 /// `audit`: destination of the audit log.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuditConfig {
     /// A file, made with mode 0600, or `stderr`; `null` (default) writes nothing.

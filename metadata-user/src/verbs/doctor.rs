@@ -16,13 +16,14 @@ mod gather;
 mod print;
 
 pub use facts::{
-    Capabilities, ConfigFacts, Directory, ExposedFile, Facts, FileSystem, Kernel, Kubevirt, NodeFacts,
-    PathFacts, PinFacts, PortFacts, ProcessFacts, RecordFacts, Resources,
+    Capabilities, ConfigFacts, Directory, ExposedFile, Facts, FileSystem, Kernel, NodeFacts, PathFacts,
+    PinFacts, PortFacts, ProcessFacts, RecordFacts, Resources,
 };
 
-use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+pub use metadata_feed::check::{Check, CheckStatus};
 
 use super::exit::Exit;
 use crate::agent::preflight;
@@ -44,75 +45,6 @@ pub struct DoctorRequest {
     pub lacks_file: bool,
     /// Write JSON instead of lines.
     pub json: bool,
-}
-
-/// The result of a check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CheckStatus {
-    /// No problem.
-    Ok,
-    /// Serving works with a restriction, or the result is unknown.
-    Warn,
-    /// Serving would fail, at the start or for one port.
-    Fail,
-}
-
-/// A check and its result.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Check {
-    /// The stable name of the check, such as `port.xdp`.
-    pub name: &'static str,
-    /// The port, directory or address that was checked; `None` if the check has no such subject.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub subject: Option<String>,
-    /// The result.
-    pub status: CheckStatus,
-    /// The state found.
-    pub found: String,
-    /// The state expected; `None` if there is no problem.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub expected: Option<String>,
-    /// What the user should do; `None` if there is no problem.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub remedy: Option<String>,
-}
-
-impl Check {
-    fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self {
-            name,
-            subject: None,
-            status: CheckStatus::Ok,
-            found: found.into(),
-            expected: None,
-            remedy: None,
-        }
-    }
-
-    fn warn(
-        name: &'static str,
-        found: impl Into<String>,
-        expected: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Self {
-        let (expected, remedy) = (Some(expected.into()), Some(remedy.into()));
-        Self { status: CheckStatus::Warn, expected, remedy, ..Self::ok(name, found) }
-    }
-
-    fn fail(
-        name: &'static str,
-        found: impl Into<String>,
-        expected: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Self {
-        Self { status: CheckStatus::Fail, ..Self::warn(name, found, expected, remedy) }
-    }
-
-    /// Returns this check with a subject.
-    fn of(self, subject: impl std::fmt::Display) -> Self {
-        Self { subject: Some(subject.to_string()), ..self }
-    }
 }
 
 fn checks(question: &DoctorRequest) -> Vec<Check> {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 use metadata_common::printable::{Printable, printable};
 use metadata_common::time;
@@ -58,39 +59,23 @@ pub struct Register {
     common: CommonArgs,
 }
 
-/// A [`RecordSource`] on the command line.
-#[derive(clap::ValueEnum, Clone, Copy, Debug)]
-enum SourceWord {
-    /// The local API; an instance's name is the one in its URL.
-    Api,
-    /// A directory of files; the name is the file's.
-    File,
-    /// A hypervisor's hook; the name is the VM's UUID.
-    Hook,
-    /// KubeVirt; the name is the VMI's namespace and name.
-    Kubevirt,
-    /// Proxmox VE; the name is the VM's number.
-    Proxmox,
-}
-
-impl From<SourceWord> for RecordSource {
-    fn from(word: SourceWord) -> Self {
-        match word {
-            SourceWord::Api => Self::Api,
-            SourceWord::File => Self::File,
-            SourceWord::Hook => Self::Hook,
-            SourceWord::Kubevirt => Self::Kubevirt,
-            SourceWord::Proxmox => Self::Proxmox,
-        }
-    }
+/// Reads a [`RecordSource`] by its name.
+fn source_parser() -> impl TypedValueParser<Value = RecordSource> {
+    let word = |source: RecordSource| {
+        let title = source.title().split_at(1);
+        let help = format!("{}{}; a record's name is {}", title.0.to_uppercase(), title.1, source.names());
+        PossibleValue::new(source.name()).help(help)
+    };
+    let words = PossibleValuesParser::new(RecordSource::ALL.map(word));
+    words.map(|name| RecordSource::of(&name).unwrap_or_default())
 }
 
 /// The options of `xdp-imds ls`.
 #[derive(clap::Args, Debug)]
 pub struct LsArgs {
     /// List only instances of this source.
-    #[arg(long, value_name = "SOURCE", value_enum)]
-    source: Option<SourceWord>,
+    #[arg(long, value_name = "SOURCE", value_parser = source_parser())]
+    source: Option<RecordSource>,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -102,8 +87,8 @@ pub struct GetArgs {
     #[arg(value_name = "NAME")]
     name: String,
     /// The instance's source [default: `api`, or the only one that has the name].
-    #[arg(long, value_name = "SOURCE", value_enum)]
-    source: Option<SourceWord>,
+    #[arg(long, value_name = "SOURCE", value_parser = source_parser())]
+    source: Option<RecordSource>,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -131,8 +116,8 @@ pub struct Clear {
     #[arg(value_name = "NAME")]
     name: String,
     /// The instance's source [default: `api`, or the only one that has the name].
-    #[arg(long, value_name = "SOURCE", value_enum)]
-    source: Option<SourceWord>,
+    #[arg(long, value_name = "SOURCE", value_parser = source_parser())]
+    source: Option<RecordSource>,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -220,7 +205,7 @@ impl LsArgs {
     /// # Errors
     /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
-        let listed = client::list(&self.common.agent.run()?, self.source.map(Into::into));
+        let listed = client::list(&self.common.agent.run()?, self.source);
         self.common.finish(out, listed, |instances, out| table(instances, out))
     }
 }
@@ -242,10 +227,9 @@ impl GetArgs {
 /// the only instance that is called so.
 fn find(
     run: &Path,
-    source: Option<SourceWord>,
+    source: Option<RecordSource>,
     name: &str,
 ) -> Result<(RecordSource, String), RegistrationError> {
-    let source = source.map(RecordSource::from);
     // Names of files and VMs may have other letters than those of registrations.
     if is_name(name) && source.is_none_or(|source| source == RecordSource::Api) {
         match client::look(run, RecordSource::Api, name) {
@@ -543,18 +527,19 @@ fn ports(ports: &[InstancePort], out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{SourceWord, entity_tag, meant, one, read, table};
-    use clap::ValueEnum as _;
+    use super::{entity_tag, meant, one, read, source_parser, table};
     use metadata_content::source::RecordSource;
     use metadata_control::instances::{Instance, InstancePort, InstanceVm, Name};
     use metadata_control::status::{GuestState, InstanceState};
 
     #[test]
     fn the_command_line_knows_every_source_by_its_name() {
+        let command = clap::Command::new("ls").arg(clap::Arg::new("source").value_parser(source_parser()));
         for source in RecordSource::ALL {
-            let word = SourceWord::from_str(source.name(), false);
-            assert_eq!(word.map(RecordSource::from), Ok(source));
+            let found = command.clone().try_get_matches_from(["ls", source.name()]).expect("a source");
+            assert_eq!(found.get_one("source"), Some(&source));
         }
+        assert!(command.try_get_matches_from(["ls", "post"]).is_err());
     }
 
     fn instance() -> Instance {

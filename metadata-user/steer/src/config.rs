@@ -8,7 +8,7 @@ use super::adopt::PreviousAgent;
 use super::mode::SteeringMode;
 
 /// How much one port may send to the metadata service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PortLimits {
     /// Frames per second in the long run; 0 means no limit.

@@ -14,7 +14,9 @@ use metadata_links::netns;
 use metadata_links::netns::Netns;
 
 /// Which taps are closed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize, clap::ValueEnum,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum ClosedTaps {
     /// Every tap without a record, as soon as it appears, in the agent's namespace and in those with served ports.

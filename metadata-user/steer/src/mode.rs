@@ -43,7 +43,9 @@ pub const LOOKS_AT_ONCE: usize = 512;
 pub const SWITCHES_AT_ONCE: usize = 8;
 
 /// Which program steers the ports.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize, clap::ValueEnum,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum SteeringMode {
     /// The XDP program: cheapest for the service, most expensive for guests with bulk traffic.

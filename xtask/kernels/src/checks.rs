@@ -15,8 +15,9 @@ pub(crate) enum Needs {
 pub(crate) struct Check {
     /// A word or two for the table.
     pub(crate) name: &'static str,
-    /// The file of `tests/` without its ending.
+    /// The name of a directory of `tests/`.
     pub(crate) program: &'static str,
+    /// The tests, each with the module that has it.
     pub(crate) tests: &'static [&'static str],
     pub(crate) needs: Needs,
     /// Part of the short run, which CI makes.
@@ -49,27 +50,27 @@ impl Check {
 
 /// All checks, in the order in which they run.
 pub(crate) const ALL: &[Check] = &[
-    check("programs load", "kernel_answers", &["the_verifier_is_far_from_its_limit"]).short(),
+    check("programs load", "steering", &["kernel_answers::the_verifier_is_far_from_its_limit"]).short(),
     check(
         "verdicts",
-        "verdicts",
+        "steering",
         &[
-            "policy::every_named_frame_gets_its_verdict",
-            "ports::port_and_mac_together_identify_a_guest",
-            "hub::answers_leave_the_hub_for_the_guest_they_are_stamped_with",
-            "stubs::programs_behind_a_stub_give_the_same_verdicts_in_their_namespace",
+            "verdicts::every_named_frame_gets_its_verdict",
+            "verdicts::port_and_mac_together_identify_a_guest",
+            "verdicts::answers_leave_the_hub_for_the_guest_they_are_stamped_with",
+            "verdicts::programs_behind_a_stub_give_the_same_verdicts_in_their_namespace",
         ],
     ),
     check(
         "AF_XDP",
-        "afxdp_socket",
+        "steering",
         &[
-            "every_frame_arrives_whole_and_in_order",
-            "frames_beyond_the_rx_ring_are_counted_and_those_before_arrive",
-            "frames_beyond_the_last_chunk_are_counted_and_those_before_arrive",
-            "a_frame_longer_than_a_chunk_is_counted_and_harms_no_other",
-            "a_closed_sockets_queue_can_be_bound_again_at_once",
-            "a_sleeping_worker_wakes_for_each_frame_and_answers_through_the_tap",
+            "afxdp_socket::every_frame_arrives_whole_and_in_order",
+            "afxdp_socket::frames_beyond_the_rx_ring_are_counted_and_those_before_arrive",
+            "afxdp_socket::frames_beyond_the_last_chunk_are_counted_and_those_before_arrive",
+            "afxdp_socket::a_frame_longer_than_a_chunk_is_counted_and_harms_no_other",
+            "afxdp_socket::a_closed_sockets_queue_can_be_bound_again_at_once",
+            "afxdp_socket::a_sleeping_worker_wakes_for_each_frame_and_answers_through_the_tap",
         ],
     )
     .short(),
@@ -84,142 +85,142 @@ pub(crate) const ALL: &[Check] = &[
     .needs_tcx(),
     check(
         "guest behind a tap",
-        "one_guest",
+        "guests",
         &[
-            "a_guest_gets_its_own_metadata_on_link_and_through_its_gateway",
-            "requests_with_a_foreign_mac_are_dropped_and_counted",
+            "one_guest::a_guest_gets_its_own_metadata_on_link_and_through_its_gateway",
+            "one_guest::requests_with_a_foreign_mac_are_dropped_and_counted",
         ],
     ),
-    check("IPv6", "every_address", &["every_default_address_is_served_on_link"]).short(),
-    check("64 KiB", "lossy_guest", &["large_user_data_passes_a_tap_with_a_smaller_mtu_than_the_guests_nic"]),
-    check("long frames", "long_answers", &["a_large_answer_takes_few_frames_over_either_family_and_any_tap"])
+    check("IPv6", "guests", &["every_address::every_default_address_is_served_on_link"]).short(),
+    check("64 KiB", "guests", &["long_answers::large_user_data_passes_a_tap_with_a_smaller_mtu_than_the_guests_nic"]),
+    check("long frames", "guests", &["long_answers::a_large_answer_takes_few_frames_over_either_family_and_any_tap"])
         .needs_tcx(),
     check(
         "namespaces",
         "steering",
         &[
-            "identity::a_port_in_another_namespace_is_served_like_a_local_one",
-            "identity::ports_of_equal_index_in_two_namespaces_are_distinct",
-            "inherited::a_port_in_another_namespace_is_inherited",
+            "modes::a_port_in_another_namespace_is_served_like_a_local_one",
+            "modes::ports_of_equal_index_in_two_namespaces_are_distinct",
+            "life::a_port_in_another_namespace_is_inherited",
         ],
     ),
     check(
         "namespace with tcx",
-        "every_address",
-        &["every_default_address_is_served_by_a_classifier_from_another_namespace"],
+        "guests",
+        &["every_address::every_default_address_is_served_by_a_classifier_from_another_namespace"],
     )
     .needs_tcx(),
     check(
         "kernel answers",
-        "answers_on_a_tap",
-        &["the_agent_sees_one_frame_of_a_small_request", "without_kernel_answers_every_frame_is_steered"],
+        "guests",
+        &["answers_on_a_tap::the_agent_sees_one_frame_of_a_small_request", "answers_on_a_tap::without_kernel_answers_every_frame_is_steered"],
     ),
     check(
         "answers by policy",
-        "kernel_answers",
+        "steering",
         &[
-            "the_end_of_a_connection_over_either_family_is_acknowledged_and_recorded",
-            "the_kernel_follows_the_policy",
+            "kernel_answers::the_end_of_a_connection_over_either_family_is_acknowledged_and_recorded",
+            "kernel_answers::the_kernel_follows_the_policy",
         ],
     )
     .short(),
     check(
         "kill -9, resume",
-        "outlives_the_agent",
+        "agent",
         &[
-            "no_frame_for_the_metadata_address_leaves_a_tap_after_its_agent_was_killed",
-            "a_request_sent_while_no_agent_runs_is_answered_by_the_next",
+            "outlives_the_agent::no_frame_for_the_metadata_address_leaves_a_tap_after_its_agent_was_killed",
+            "outlives_the_agent::a_request_sent_while_no_agent_runs_is_answered_by_the_next",
         ],
     )
     .short(),
     check(
         "takeover",
-        "takeover",
-        &["connections::long_connections_finish_at_their_agent_and_their_writes_survive"],
+        "agent",
+        &["takeover::long_connections_finish_at_their_agent_and_their_writes_survive"],
     )
     .short(),
     check(
         "takeover with tcx",
-        "takeover",
-        &["connections::long_connections_of_a_pod_with_classifiers_finish_and_their_writes_survive"],
+        "agent",
+        &["takeover::long_connections_of_a_pod_with_classifiers_finish_and_their_writes_survive"],
     )
     .needs_tcx(),
     check(
         "vhost: guest",
-        "one_guest",
+        "guests",
         &[
-            "a_guest_behind_vhost_net_gets_its_own_metadata_on_link_and_through_its_gateway",
-            "requests_with_a_foreign_mac_behind_vhost_net_are_dropped_and_counted",
+            "one_guest::a_guest_behind_vhost_net_gets_its_own_metadata_on_link_and_through_its_gateway",
+            "one_guest::requests_with_a_foreign_mac_behind_vhost_net_are_dropped_and_counted",
         ],
     ),
     check(
         "vhost: kernel answers",
-        "answers_on_a_tap",
+        "guests",
         &[
-            "the_agent_sees_one_frame_of_a_small_request_behind_vhost_net",
-            "without_kernel_answers_every_frame_behind_vhost_net_is_steered",
+            "answers_on_a_tap::the_agent_sees_one_frame_of_a_small_request_behind_vhost_net",
+            "answers_on_a_tap::without_kernel_answers_every_frame_behind_vhost_net_is_steered",
         ],
     ),
     check(
         "vhost: long frames",
-        "long_answers",
+        "guests",
         &[
-            "a_large_answer_behind_vhost_net_takes_few_frames_over_either_family",
-            "a_lost_long_frame_behind_vhost_net_is_sent_again_in_segments",
+            "long_answers::a_large_answer_behind_vhost_net_takes_few_frames_over_either_family",
+            "long_answers::a_lost_long_frame_behind_vhost_net_is_sent_again_in_segments",
         ],
     )
     .needs_tcx(),
     check(
         "segments",
-        "long_answers",
+        "guests",
         &[
-            "a_guest_of_another_namespace_gets_large_answers_segment_by_segment",
-            "a_guest_of_another_namespace_behind_vhost_net_gets_large_answers_segment_by_segment",
+            "long_answers::a_guest_of_another_namespace_gets_large_answers_segment_by_segment",
+            "long_answers::a_guest_of_another_namespace_behind_vhost_net_gets_large_answers_segment_by_segment",
         ],
     )
     .short(),
     check(
         "attach under traffic",
-        "guest_traffic",
+        "guests",
         &[
-            "agents_that_come_and_go_under_traffic_lose_none_of_it",
-            "agents_that_come_and_go_under_traffic_behind_vhost_net_lose_none_of_it",
+            "guest_traffic::agents_that_come_and_go_under_traffic_lose_none_of_it",
+            "guest_traffic::agents_that_come_and_go_under_traffic_behind_vhost_net_lose_none_of_it",
         ],
     ),
     check(
         "full rings",
-        "full_rings",
+        "guests",
         &[
-            "a_fin_dropped_by_a_full_ring_is_resent_when_the_guest_repeats_its_own",
-            "a_fin_dropped_by_a_full_ring_of_vhost_net_is_resent_when_the_guest_repeats_its_own",
+            "answers_on_a_tap::a_fin_dropped_by_a_full_ring_is_resent_when_the_guest_repeats_its_own",
+            "answers_on_a_tap::a_fin_dropped_by_a_full_ring_of_vhost_net_is_resent_when_the_guest_repeats_its_own",
         ],
     ),
     check(
         "detached queues",
-        "tap_queues",
+        "steering",
         &[
-            "a_guest_whose_other_queues_are_detached_is_served_from_any_cpu",
-            "a_guest_behind_vhost_net_whose_other_queues_are_detached_is_served_from_any_cpu",
-            "xdp_answers_by_the_attached_queue_of_its_cpu_even_if_the_guest_does_not_read_it",
+            "tap_queues::a_guest_whose_other_queues_are_detached_is_served_from_any_cpu",
+            "tap_queues::a_guest_behind_vhost_net_whose_other_queues_are_detached_is_served_from_any_cpu",
+            "tap_queues::xdp_answers_by_the_attached_queue_of_its_cpu_even_if_the_guest_does_not_read_it",
         ],
     ),
     check(
         "queues with tcx",
-        "tap_queues",
-        &["with_classifiers_answers_follow_the_queue_that_the_guest_uses"],
+        "steering",
+        &["tap_queues::with_classifiers_answers_follow_the_queue_that_the_guest_uses"],
     )
     .needs_tcx(),
-    check("guard: all", "guarding", &["a_tap_without_a_record_blocks_metadata_traffic_and_nothing_else"]),
+    check("guard: all", "steering", &["guarding::a_tap_without_a_record_blocks_metadata_traffic_and_nothing_else"]),
     check(
         "sandbox",
-        "least_privilege",
+        "agent",
         &[
-            "a_serving_agent_drops_the_capabilities_it_no_longer_needs",
-            "running_a_program_ends_the_agent_and_starting_a_process_fails",
+            "least_privilege::a_serving_agent_drops_the_capabilities_it_no_longer_needs",
+            "least_privilege::running_a_program_ends_the_agent_and_starting_a_process_fails",
         ],
     )
     .short(),
-    check("doctor", "doctor", &["no_check_fails_on_a_healthy_node_and_doctor_leaves_nothing_behind"]).short(),
+    check("doctor", "operator", &["doctor::no_check_fails_on_a_healthy_node_and_doctor_leaves_nothing_behind"]).short(),
 ];
 
 /// The programs of these checks, each once.
@@ -240,12 +241,8 @@ mod tests {
     fn every_test_of_a_check_exists() {
         for check in ALL {
             for test in check.tests {
-                let (module, name) = test.split_once("::").unwrap_or(("", test));
-                let file = if module.is_empty() {
-                    format!("tests/{}.rs", check.program)
-                } else {
-                    format!("tests/{}/{module}.rs", check.program)
-                };
+                let (module, name) = test.rsplit_once("::").expect("a module");
+                let file = format!("tests/{}/{}.rs", check.program, module.replace("::", "/"));
                 let source = fs::read_to_string(shell::top().join(&file)).unwrap_or_default();
                 assert!(source.contains(&format!("#[test]\nfn {name}()")), "no test {name} in {file}");
             }

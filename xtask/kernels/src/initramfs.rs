@@ -14,7 +14,7 @@ use testbed::packages::{Packages, With};
 use crate::checks::Check;
 use crate::kernel::Architecture;
 use crate::kernel::Kernel;
-use crate::programs::Programs;
+use crate::kernel::Programs;
 
 /// The release of the guest's tools. Its C library runs programs that are linked with an older one.
 const SUITE: &str = "trixie";

@@ -11,10 +11,8 @@
 //! A guest has no network device and no disk. All traffic stays in namespaces that the tests make in the guest.
 
 mod checks;
-mod console;
 mod initramfs;
 mod kernel;
-mod programs;
 mod report;
 mod run;
 

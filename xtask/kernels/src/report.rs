@@ -1,8 +1,8 @@
 //! The results as a table and as JSON.
 
 use crate::checks::Check;
-use crate::console::{Outcome, Report};
 use crate::kernel::Architecture;
+use crate::run::{Outcome, Report};
 use std::fmt::Write as _;
 
 /// The verifier's limit on instructions (`BPF_COMPLEXITY_LIMIT_INSNS` in linux/bpf_verifier.h).
@@ -138,8 +138,8 @@ fn cells(first: &str, others: impl Iterator<Item = String>) -> Vec<String> {
 mod tests {
     use super::{Row, table};
     use crate::checks::ALL;
-    use crate::console::Report;
     use crate::kernel::Architecture;
+    use crate::run::Report;
 
     fn row(must_refuse: bool, lines: &[&str]) -> Row {
         let mut report = Report::default();

@@ -12,29 +12,33 @@
 //! SIGTERM, SIGKILL and takeover in turn. The rest is the life of one agent. Once the agent is warm, its memory and its
 //! kernel objects are checked against the bounds.
 
-mod bounds;
-mod hostile;
+mod guests;
 mod node;
-mod report;
-mod roam;
-mod script;
-mod shared;
-mod steady;
 mod tenants;
 mod watch;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use metadata_content::dialect::render;
+use metadata_content::record::RecordLimits;
+use metadata_content::store::{Interner, VmState};
+use metadata_feed::directory;
 use node::{Ending, Guests, Node};
-use report::Report;
-use shared::{EndsWithMe, Shared};
+use serde_json::{Value, json};
 use shell::architecture::Architecture;
 use shell::tools;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 use support::agent::Agent;
+use support::guest::METADATA;
+use support::record::{Identity, replace};
+use watch::Report;
 use watch::{Sample, Watch};
+
+use crate::storm::crawl::Dialect;
+use crate::storm::guest::{Plan, Planned};
+use crate::storm::{Bodies, ask};
 
 /// The longest soak, in minutes. A longer one deserves a node of its own.
 const MINUTES_MOST: f64 = 24.0 * 60.0;
@@ -201,16 +205,16 @@ fn start_threads<'scope, 'env>(
     vec![
         scope.spawn(move || {
             let _ends = EndsWithMe(shared);
-            steady::crawl(shared, steady, plans, seed).context("steady guests")
+            guests::crawl(shared, steady, plans, seed).context("steady guests")
         }),
         scope.spawn(move || {
             let _ends = EndsWithMe(shared);
             let places = node.places(records);
-            roam::roam(shared, &places, roaming, CHANGE_PAUSE, seed).context("roaming guests")
+            guests::roam(shared, &places, roaming, CHANGE_PAUSE, seed).context("roaming guests")
         }),
         scope.spawn(move || {
             let _ends = EndsWithMe(shared);
-            hostile::harm(shared, hostile).context("hostile guests")
+            guests::harm(shared, hostile).context("hostile guests")
         }),
     ]
 }
@@ -289,5 +293,243 @@ impl ProgressLines<'_> {
                 );
             }
         }
+    }
+}
+
+// The guests' records, and the answers that each guest must get.
+
+/// Requests per second that a record allows its guest. It is high, because crawls follow one another without a pause.
+const REQUESTS_PER_SECOND: u32 = 1_000_000;
+/// Bytes of user-data, enough for several segments. Each generation of a record has its own.
+const USER_DATA: usize = 5_000;
+
+/// The tap of a guest, as its record names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    ifname: String,
+    /// The tap's namespace; `None` for the agent's.
+    netns: Option<String>,
+}
+
+/// Returns the record of a guest.
+fn record(guest: &Identity, generation: u64, place: &Place) -> Result<String> {
+    let mut record: Value = serde_json::from_str(&guest.record(generation))?;
+    let Place { ifname, netns } = place;
+    record["network"]["nics"][0]["port"] = match netns {
+        None => json!({"ifname": ifname}),
+        Some(netns) => json!({"ifname": ifname, "netns": netns}),
+    };
+    let name = &guest.hostname;
+    let line = format!("# {name}, generation {generation}\n");
+    let text = format!("#cloud-config\n{}", line.repeat(USER_DATA / line.len()));
+    record["user_data"] = json!({"text": text});
+    record["vendor_data"] = json!({"text": "#cloud-config\n{}\n"});
+    record["metadata"] = json!({"role": "web"});
+    record["admin"] = json!({"user": "alice"});
+    record["serve"] = json!({"limits": {"rps": REQUESTS_PER_SECOND, "burst": REQUESTS_PER_SECOND}});
+    Ok(record.to_string())
+}
+
+/// Replaces a guest's record in one step.
+fn write(directory: &Path, guest: &Identity, generation: u64, place: &Place) -> Result<()> {
+    replace(&guest.path(directory), &record(guest, generation, place)?)
+}
+
+/// Returns the requests of these guests and the answers that their current records give. `bodies` is a file that only
+/// this plan uses; it is read when the plan is loaded.
+fn plan(records: &Path, bodies: &Path, dialect: Dialect, guests: &[Identity]) -> Result<Plan> {
+    let crawl = dialect.crawl()?;
+    let mut bodies = Bodies::create(bodies.to_owned())?;
+    let mut planned = Vec::with_capacity(guests.len());
+    for guest in guests {
+        let name = format!("{}.yaml", guest.hostname);
+        let loaded = directory::load(records, &name, &RecordLimits::DEFAULT)
+            .with_context(|| format!("{} has no record", guest.hostname))?;
+        let (record, _) = loaded.record?;
+        let vm = VmState::alone(record.vm.uuid.as_str());
+        let responses = render(&record, &mut Interner::new(), vm);
+        let (_, answers) = ask(&crawl, guest, &responses, &mut bodies)?;
+        planned.push(Planned { mac: guest.mac.0, address: guest.address, answers });
+    }
+    let requests = crawl.iter().map(|asked| asked.text()).collect();
+    Ok(Plan { server: METADATA, requests, bodies: bodies.finish()?, guests: planned })
+}
+
+// State that the threads of a soak share: when to end, when to pause, and the counts.
+
+/// The most breaches that are kept as text. Further ones are only counted.
+const BREACHES_KEPT: usize = 20;
+/// The longest time until a sleeping thread notices the end of the soak.
+const WAKE_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The shared state.
+struct Shared {
+    /// True once the soak must end.
+    over: AtomicBool,
+    /// True after SIGINT or SIGTERM.
+    interrupted: Arc<AtomicBool>,
+    /// Threads hold it for reading while they send frames or make changes. Whoever holds it for writing has paused them
+    /// all.
+    calm: RwLock<()>,
+    /// Odd while no agent runs.
+    disturbances: AtomicU64,
+    /// Odd during a takeover.
+    handovers: AtomicU64,
+    breaches: Mutex<Vec<String>>,
+    counts: Counts,
+}
+
+macro_rules! counts {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// Counts of what happened so far.
+        #[derive(Debug, Default)]
+        struct Counts {
+            $($(#[doc = $doc])+ pub(super) $name: AtomicU64,)+
+        }
+
+        impl Counts {
+            /// Returns each count with its name.
+            fn all(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name.load(Ordering::Relaxed)),)+]
+            }
+        }
+    };
+}
+
+counts! {
+    /// Boots of steady guests.
+    boots,
+    /// Requests of steady guests that were answered correctly.
+    requests,
+    /// Requests of steady guests that failed while no agent ran, or that were sent on a kept connection just as the
+    /// previous agent closed it. A client repeats the latter (RFC 9112 §9.3.1).
+    interrupted,
+    /// Requests of steady guests that failed for another reason.
+    failed,
+    /// Changes to taps and records of roaming guests.
+    changes,
+    /// Crawls of roaming guests that got the right answers after a change.
+    verified,
+    /// Crawls of roaming guests before the change took effect, or during a restart.
+    early,
+    /// Frames sent by hostile guests.
+    hostile_frames,
+    /// Connections opened by hostile guests.
+    hostile_connections,
+    /// Agents ended by SIGTERM.
+    stops,
+    /// Agents ended by SIGKILL.
+    kills,
+    /// Agents ended by a takeover.
+    takeovers,
+    /// Expectations that were not met.
+    breaches,
+}
+
+impl Shared {
+    fn new(interrupted: Arc<AtomicBool>) -> Self {
+        Self {
+            over: AtomicBool::new(false),
+            interrupted,
+            calm: RwLock::new(()),
+            disturbances: AtomicU64::new(0),
+            handovers: AtomicU64::new(0),
+            breaches: Mutex::default(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Whether all threads must end.
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed) || self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// Makes all threads end.
+    fn end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// Allows the caller to send frames and make changes while it holds the guard.
+    fn busy(&self) -> RwLockReadGuard<'_, ()> {
+        self.calm.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until all threads pause, and keeps them paused while the caller holds the guard.
+    fn calm(&self) -> RwLockWriteGuard<'_, ()> {
+        self.calm.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that the agent ends. The next call records that an agent serves again.
+    fn disturb(&self) {
+        self.disturbances.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Records the start of a takeover. The next call records its end.
+    fn hand_over(&self) {
+        self.handovers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Returns the current numbers of disturbances and takeovers.
+    fn mark(&self) -> Mark {
+        let [disturbances, handovers] =
+            [&self.disturbances, &self.handovers].map(|count| count.load(Ordering::SeqCst));
+        Mark { disturbances, handovers }
+    }
+
+    /// Whether an agent served all the time since the mark.
+    fn was_undisturbed_since(&self, mark: Mark) -> bool {
+        mark.disturbances.is_multiple_of(2) && mark.disturbances == self.mark().disturbances
+    }
+
+    /// Whether the same agent served all the time since the mark.
+    fn was_one_since(&self, mark: Mark) -> bool {
+        mark.handovers.is_multiple_of(2) && mark == self.mark()
+    }
+
+    /// Records an expectation that was not met, and prints it.
+    fn breach(&self, what: String) {
+        add(&self.counts.breaches, 1);
+        // It may quote what a hostile guest sent.
+        eprintln!("BREACH: {}", metadata_common::printable::Printable(&what));
+        let mut breaches = self.breaches.lock().unwrap_or_else(PoisonError::into_inner);
+        if breaches.len() < BREACHES_KEPT {
+            breaches.push(what);
+        }
+    }
+
+    /// Returns the recorded breaches.
+    fn breaches(&self) -> Vec<String> {
+        self.breaches.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sleeps, at most until the end of the soak.
+    fn sleep(&self, long: Duration) {
+        let mut remaining = long;
+        while !remaining.is_zero() && !self.is_over() {
+            let step = remaining.min(WAKE_INTERVAL);
+            std::thread::sleep(step);
+            remaining -= step;
+        }
+    }
+}
+
+/// The numbers of disturbances and takeovers at some moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    disturbances: u64,
+    handovers: u64,
+}
+
+/// Adds `more` to a count.
+fn add(count: &AtomicU64, more: u64) {
+    count.fetch_add(more, Ordering::Relaxed);
+}
+
+/// Ends the soak when dropped, so that a panic in one thread ends the others.
+struct EndsWithMe<'a>(&'a Shared);
+
+impl Drop for EndsWithMe<'_> {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }

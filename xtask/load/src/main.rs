@@ -1,10 +1,8 @@
 //! The verbs of `cargo xtask` that run the agent on hypervisors. They compile no part of the agent.
 
 mod facts;
-mod host;
 mod load;
 mod plan;
-mod report;
 mod run;
 mod unload;
 

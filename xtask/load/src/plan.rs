@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::facts::Facts;
-use crate::host::{Input, Script};
+use crate::facts::{Input, Script};
 
 /// How long a previous agent may take to end: 30 s for its guests (`DRAIN_LIMIT`), and a margin. Also how long an agent
 /// may take after SIGTERM, as in its unit.
@@ -262,7 +262,7 @@ mod tests {
 
     use super::{BINARY, CONFIG, LIB, Plan, Source, Step, Wanted, bridge_unit, load, unit, unload};
     use crate::facts::Facts;
-    use crate::host::Input;
+    use crate::facts::Input;
 
     fn wanted(source: Source, config: Option<&str>) -> Wanted {
         Wanted { source, config: config.map(Into::into), ready_within: 60 }

@@ -1,9 +1,9 @@
 //! `cargo xtask unload`: opens the taps and takes away what `cargo xtask load` has put on a host.
 
 use crate::facts::Facts;
-use crate::host::Hosts;
+use crate::facts::Hosts;
+use crate::load::{self, Outcome, Row};
 use crate::plan;
-use crate::report::{self, Outcome, Row};
 use anyhow::Result;
 use std::time::Instant;
 
@@ -39,14 +39,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 (row.machine, row.from) = (facts.machine.clone(), facts.version.clone());
                 let steps = plan::unload(&facts, args.purge);
                 if args.dry_run {
-                    report::show(&host, &steps);
+                    load::show(&host, &steps);
                     return Ok(Outcome::DryRun);
                 }
                 if steps.is_empty() {
                     eprintln!("{host}: `cargo xtask load` has put nothing there");
                     return Ok(Outcome::Untouched);
                 }
-                report::walk(&host, &root, &steps)?;
+                load::walk(&host, &root, &steps)?;
                 Ok(Outcome::Unloaded)
             });
             row.outcome = unloaded.unwrap_or_else(|error| {
@@ -57,6 +57,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         row.seconds = started.elapsed().as_secs_f64();
         rows.push(row);
     }
-    report::print(&rows, args.json)?;
+    load::print(&rows, args.json)?;
     failure.map_or(Ok(()), Err)
 }

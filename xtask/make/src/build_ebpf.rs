@@ -5,15 +5,14 @@
 //! source. With such a compiler, `--check` runs the verdict tests on the fresh objects instead; the committed objects
 //! pass the same tests.
 
-mod object;
-mod toolchain;
-
 use anyhow::{Context as _, Result, bail, ensure};
+use object::build::elf::{Builder, SectionData};
+use object::elf::SHT_STRTAB;
+use object::{File, Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind};
 use std::ffi::OsString;
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use toolchain::Toolchain;
+use std::{env, fs};
 
 /// The target triple of the programs: little-endian, as all supported nodes are.
 const TARGET: &str = "bpfel-unknown-none";
@@ -81,7 +80,7 @@ fn check(top: &Path, toolchain: &Toolchain, recorded: &str) -> Result<()> {
             file_name(OBJECTS[at]),
             committed[at].len(),
             fresh[at].len(),
-            object::first_difference(&committed[at], &fresh[at])
+            first_difference(&committed[at], &fresh[at])
         );
     }
     println!(
@@ -98,11 +97,11 @@ fn file_name(object: &str) -> String {
 
 /// Runs the verdict tests against the objects in a directory.
 fn prove(top: &Path, objects: &Path) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut test = Command::new(cargo);
-    test.args(["test", "--package", "xdp-imds-tests", "--test", "verdicts"]).current_dir(top);
+    test.args(["test", "--package", "xdp-imds-tests", "--test", "steering", "verdicts::"]).current_dir(top);
     test.env("XDP_IMDS_OBJECTS", objects).env("XDP_IMDS_REQUIRE_PRIVILEGED", "1");
-    toolchain::run(&mut test)
+    shell::run(&mut test)
 }
 
 /// Builds the objects into a directory and returns them in the order of [`OBJECTS`]. They do not depend on the
@@ -119,7 +118,7 @@ fn build(top: &Path, toolchain: &Toolchain, into: &Path) -> Result<Vec<Vec<u8>>>
     };
     let flags = [
         remap(top, "xdp-imds"),
-        remap(&toolchain::cargo_home()?, "cargo"),
+        remap(&cargo_home()?, "cargo"),
         remap(&toolchain.sysroot, "rust"),
         format!("-Ctarget-cpu={CPU}").into(),
     ];
@@ -132,11 +131,11 @@ fn build(top: &Path, toolchain: &Toolchain, into: &Path) -> Result<Vec<Vec<u8>>>
         .env("RUSTC", &toolchain.rustc)
         // A stable compiler builds `core` for a tier 3 target only with this variable.
         .env("RUSTC_BOOTSTRAP", "1");
-    toolchain::run(&mut cargo)?;
+    shell::run(&mut cargo)?;
     let named = |name: &&str| {
         let made = into.join(TARGET).join("release").join(name);
         let object = fs::read(&made).with_context(|| format!("cannot read {}", made.display()))?;
-        let object = object::with_plain_names(&object)?;
+        let object = with_plain_names(&object)?;
         write(&into.join(file_name(name)), &object)?;
         Ok(object)
     };
@@ -147,7 +146,7 @@ fn build(top: &Path, toolchain: &Toolchain, into: &Path) -> Result<Vec<Vec<u8>>>
 fn clean_environment(command: &mut Command) {
     const KEPT: [&str; 2] = ["CARGO_HOME", "RUSTUP_HOME"];
     const NETWORK: [&str; 3] = ["CARGO_HTTP_", "CARGO_NET_", "CARGO_REGISTR"];
-    for (key, _) in std::env::vars_os() {
+    for (key, _) in env::vars_os() {
         let Some(name) = key.to_str() else { continue };
         let theirs = ["CARGO", "RUST", "CLIPPY", "__CARGO"].iter().any(|prefix| name.starts_with(prefix));
         let kept = KEPT.contains(&name) || NETWORK.iter().any(|prefix| name.starts_with(prefix));
@@ -164,7 +163,7 @@ fn record(toolchain: &Toolchain, objects: &[Vec<u8>]) -> Result<String> {
 
 /// Returns the programs of all objects by name, with their length in instructions.
 fn instructions(objects: &[Vec<u8>]) -> Result<Vec<(String, u64)>> {
-    let counted = objects.iter().map(|object| object::instructions(object)).collect::<Result<Vec<_>>>()?;
+    let counted = objects.iter().map(|object| count_instructions(object)).collect::<Result<Vec<_>>>()?;
     let mut all: Vec<_> = counted.into_iter().flatten().collect();
     all.sort();
     Ok(all)
@@ -182,4 +181,272 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let aside = path.with_extension("new");
     fs::write(&aside, bytes).with_context(|| format!("cannot write {}", aside.display()))?;
     fs::rename(&aside, path).with_context(|| format!("cannot replace {}", path.display()))
+}
+
+// Reads and rewrites an eBPF object.
+
+/// Bytes of an instruction (RFC 9669 §3).
+const INSTRUCTION: u64 = 8;
+
+/// Returns the programs by name, with their length in instructions.
+fn count_instructions(object: &[u8]) -> Result<Vec<(String, u64)>> {
+    let file = File::parse(object).context("the object is not an ELF file")?;
+    let section = |name| file.section_by_name(name).map(|section| section.index());
+    let sections = [section("xdp").context("the object lacks the section `xdp`")?]
+        .into_iter()
+        .chain(section("classifier"))
+        .collect::<Vec<_>>();
+    let programs = file.symbols().filter(|symbol| {
+        symbol.kind() == SymbolKind::Text
+            && symbol.section_index().is_some_and(|index| sections.contains(&index))
+    });
+    let mut counted = programs
+        .map(|symbol| Ok((symbol.name()?.to_owned(), symbol.size() / INSTRUCTION)))
+        .collect::<Result<Vec<_>>>()?;
+    ensure!(!counted.is_empty(), "the object has no programs");
+    counted.sort();
+    Ok(counted)
+}
+
+/// Returns the object with plain names for its functions. The compiler's names contain a hash of the project's path.
+fn with_plain_names(object: &[u8]) -> Result<Vec<u8>> {
+    let mut builder = Builder::read(object).context("the object is not an ELF file")?;
+    for symbol in &mut builder.symbols {
+        let plain = std::str::from_utf8(&symbol.name).ok().and_then(|name| {
+            let name = rustc_demangle::try_demangle(name).ok()?;
+            Some(format!("{name:#}"))
+        });
+        if let Some(plain) = plain {
+            symbol.name = plain.into_bytes().into();
+        }
+    }
+    // LLVM uses one table for the names of sections and of symbols.
+    if !builder.sections.iter().any(|section| matches!(section.data, SectionData::SectionString)) {
+        let names = builder.sections.add();
+        names.name = b".shstrtab"[..].into();
+        names.sh_type = SHT_STRTAB;
+        names.sh_addralign = 1;
+        names.data = SectionData::SectionString;
+    }
+    let mut renamed = Vec::with_capacity(object.len());
+    builder.write(&mut renamed).context("the object cannot be written")?;
+    Ok(renamed)
+}
+
+/// Returns the offset of the first difference.
+fn first_difference(left: &[u8], right: &[u8]) -> usize {
+    let common = left.len().min(right.len());
+    left.iter().zip(right).position(|(l, r)| l != r).unwrap_or(common)
+}
+
+// Finds the compiler and linker of the eBPF objects, or installs them, or reports what is missing.
+
+/// Debian's Rust with the source of its standard library, and the LLVM that the linker uses.
+const DEBIAN_PACKAGES: [&str; 7] =
+    ["rustc-web", "cargo-web", "rust-web-src", "llvm-22-dev", "libpolly-22-dev", "zlib1g-dev", "libzstd-dev"];
+/// The directory of that LLVM on Debian. The linker's own search stops at the first `lib64` beside `llvm-config`, which
+/// on Debian is `/usr/lib64` and holds no LLVM.
+const DEBIAN_LLVM: &str = "/usr/lib/llvm-22";
+/// The path of `core`'s source below a sysroot.
+const CORE_SOURCE: &str = "lib/rustlib/src/rust/library/core/src/lib.rs";
+/// The version of the linker that built the committed objects.
+const LINKER_VERSION: &str = "0.13.0";
+
+/// A compiler with the source of `core`, and a linker for eBPF.
+struct Toolchain {
+    /// The path of the compiler.
+    rustc: PathBuf,
+    /// The path of the Cargo that belongs to the compiler.
+    cargo: PathBuf,
+    /// The first line of `rustc --version --verbose`.
+    rustc_version: String,
+    /// The directory with the compiler's libraries.
+    sysroot: PathBuf,
+    /// The version of the compiler's LLVM.
+    rustc_llvm: String,
+    /// The path of the linker.
+    linker: PathBuf,
+    /// The version of the linker.
+    linker_version: String,
+    /// The file name of the LLVM library that the linker uses.
+    linker_llvm: String,
+}
+
+impl Toolchain {
+    /// Finds the tools, preferring those of the record, and installs missing ones where it can.
+    fn ensure(recorded: &str) -> Result<Self> {
+        let (rustc, cargo) = match find_rust(recorded) {
+            Some(found) => found,
+            None => {
+                install_debian_packages()?;
+                find_rust(recorded).context("the packages are installed but have no Rust with its source")?
+            }
+        };
+        let linker = match find_linker() {
+            Some(found) => found,
+            None => {
+                install_linker()?;
+                find_linker().context("bpf-linker is installed, but no directory of PATH has it")?
+            }
+        };
+        let verbose = output(Command::new(&rustc).args(["--version", "--verbose"]))?;
+        let field = |name| verbose.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+        let version = output(Command::new(&linker).arg("--version"))?;
+        Ok(Self {
+            rustc_version: verbose.lines().next().unwrap_or_default().to_owned(),
+            rustc_llvm: field("LLVM version: ").context("rustc does not show the version of its LLVM")?,
+            sysroot: sysroot(&rustc)?,
+            linker_version: version.split_whitespace().last().unwrap_or_default().to_owned(),
+            linker_llvm: linked_llvm(&linker),
+            rustc,
+            cargo,
+            linker,
+        })
+    }
+
+    /// Returns the versions of the tools as TOML, the first part of `toolchain.toml`.
+    fn record(&self) -> String {
+        format!(
+            "# What made the objects here; written by `cargo xtask build-ebpf`.\n\
+             rustc = \"{}\"\nrustc-llvm = \"{}\"\nbpf-linker = \"{}\"\nbpf-linker-llvm = \"{}\"\n",
+            self.rustc_version, self.rustc_llvm, self.linker_version, self.linker_llvm
+        )
+    }
+
+    /// Returns PATH with the linker's directory first. The compiler finds the linker by its name.
+    fn path(&self) -> Result<OsString> {
+        let own = self.linker.parent().map(Path::to_owned);
+        Ok(env::join_paths(own.into_iter().chain(search_path()))?)
+    }
+}
+
+/// Returns Cargo's home, which has the sources of dependencies.
+fn cargo_home() -> Result<PathBuf> {
+    let set = env::var_os("CARGO_HOME").map(PathBuf::from);
+    set.or_else(|| env::home_dir().map(|home| home.join(".cargo")))
+        .context("neither CARGO_HOME nor HOME is set")
+}
+
+fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot run {:?}", command.get_program()))?;
+    ensure!(output.status.success(), "{command:?}: {}", output.status);
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn search_path() -> Vec<PathBuf> {
+    env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default()
+}
+
+fn which(program: &str) -> Option<PathBuf> {
+    search_path().into_iter().map(|dir| dir.join(program)).find(|file| file.is_file())
+}
+
+fn sysroot(rustc: &Path) -> Result<PathBuf> {
+    Ok(PathBuf::from(output(Command::new(rustc).args(["--print", "sysroot"]))?.trim()))
+}
+
+/// Finds a compiler and its Cargo that can build `core`: the system's or rustup's nightly, whichever the record names
+/// first.
+fn find_rust(recorded: &str) -> Option<(PathBuf, PathBuf)> {
+    let system = Some((PathBuf::from("/usr/bin/rustc"), PathBuf::from("/usr/bin/cargo")));
+    let rustup = |program| {
+        let found = output(Command::new("rustup").args(["which", "--toolchain", "nightly", program])).ok()?;
+        Some(PathBuf::from(found.trim()))
+    };
+    let nightly = rustup("rustc").zip(rustup("cargo"));
+    let builds_core = |(rustc, cargo): &(PathBuf, PathBuf)| {
+        cargo.is_file() && sysroot(rustc).is_ok_and(|root| root.join(CORE_SOURCE).is_file())
+    };
+    let is_recorded = |(rustc, _): &(PathBuf, PathBuf)| {
+        let version = output(Command::new(rustc).arg("--version")).unwrap_or_default();
+        !version.is_empty() && recorded.contains(version.trim())
+    };
+    let mut found: Vec<_> = [system, nightly].into_iter().flatten().filter(builds_core).collect();
+    found.sort_by_key(|tools| !is_recorded(tools));
+    found.into_iter().next()
+}
+
+fn find_linker() -> Option<PathBuf> {
+    let installed = cargo_home().ok().map(|home| home.join("bin/bpf-linker")).filter(|file| file.is_file());
+    which("bpf-linker").or(installed)
+}
+
+/// Returns the name of the LLVM library that a linker is linked to, which ends in the version.
+fn linked_llvm(linker: &Path) -> String {
+    let listed = output(Command::new("ldd").arg(linker)).unwrap_or_default();
+    let library = listed.split_whitespace().find(|word| word.starts_with("libLLVM"));
+    library.unwrap_or("static").to_owned()
+}
+
+fn install_debian_packages() -> Result<()> {
+    let packages = DEBIAN_PACKAGES.join(" ");
+    let root = output(Command::new("id").arg("-u")).is_ok_and(|uid| uid.trim() == "0");
+    if which("apt-get").is_none() || !root {
+        bail!(
+            "no Rust with the source of `core` is installed. Either add one to rustup \
+             (`rustup toolchain install nightly --component rust-src`), or on Debian, as root:\n  \
+             apt-get install --no-install-recommends {packages}"
+        );
+    }
+    let apt = |words: &[&str]| {
+        shell::run(Command::new("apt-get").args(words).env("DEBIAN_FRONTEND", "noninteractive"))
+    };
+    let install = [&["install", "--yes", "--no-install-recommends"][..], &DEBIAN_PACKAGES].concat();
+    // Fresh machines have no package lists yet.
+    apt(&install).or_else(|_| apt(&["update"]).and_then(|()| apt(&install)))
+}
+
+fn install_linker() -> Result<()> {
+    if !Path::new(DEBIAN_LLVM).is_dir() {
+        bail!(
+            "bpf-linker is missing, and so is {DEBIAN_LLVM} to build it on. Install bpf-linker {LINKER_VERSION} \
+             (https://github.com/aya-rs/bpf-linker#installation), or on Debian, as root:\n  \
+             apt-get install --no-install-recommends {}",
+            DEBIAN_PACKAGES.join(" ")
+        );
+    }
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["install", "bpf-linker", "--version", LINKER_VERSION, "--locked"]);
+    cargo.args(["--no-default-features", "--features", "llvm-22"]);
+    shell::run(cargo.env("LLVM_PREFIX", DEBIAN_LLVM))
+}
+
+#[cfg(test)]
+mod tests {
+    use object::{Object as _, ObjectSymbol as _};
+
+    use super::{count_instructions, first_difference, with_plain_names};
+
+    #[test]
+    fn the_committed_object_has_its_programs() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
+        let object = std::fs::read(path).expect("the object is committed");
+        let counted = count_instructions(&object).expect("it is an object");
+        let names: Vec<_> = counted.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["hub", "hub_tcx", "port", "port_tcx", "ring", "socket"]);
+        assert!(counted.iter().all(|(_, count)| *count > 0), "{counted:?}");
+    }
+
+    #[test]
+    fn the_committed_object_has_plain_function_names() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
+        let object = std::fs::read(path).expect("the object is committed");
+        let file = object::File::parse(&*object).expect("it is an object");
+        let names: Vec<_> = file.symbols().map(|symbol| symbol.name().expect("text").to_owned()).collect();
+        assert!(names.iter().any(|name| name.starts_with("xdp_imds::")), "{names:?}");
+        assert!(!names.iter().any(|name| name.starts_with("_R")), "{names:?}");
+        assert_eq!(with_plain_names(&object).expect("an object"), object, "nothing else changes");
+    }
+
+    #[test]
+    fn bytes_that_are_not_an_object_are_refused() {
+        assert!(with_plain_names(b"no object").is_err());
+        assert!(count_instructions(b"version https://example.org/pointer").is_err());
+    }
+
+    #[test]
+    fn a_prefix_differs_at_its_end() {
+        assert_eq!(first_difference(b"abc", b"abd"), 2);
+        assert_eq!(first_difference(b"abc", b"abcd"), 3);
+    }
 }

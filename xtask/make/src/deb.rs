@@ -3,10 +3,6 @@
 //! It checks the contents of the package. Then it installs, uses and purges the package on a throw-away copy of this
 //! system: an overlay over `/` in a mount namespace, which leaves the system itself unchanged.
 
-use crate::image::binary::{self, Tree};
-use crate::image::layout::About;
-use crate::image::pages;
-use crate::overlay::{self, Scripts};
 use anyhow::{Context as _, Result, bail, ensure};
 use shell::architecture::Architecture;
 use shell::tools;
@@ -15,6 +11,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use crate::image;
+use crate::image::layout::About;
+use crate::image::{Tree, documents};
 
 /// The programs that the verb runs, and their Debian packages.
 const TOOLS: &[(&str, &str)] =
@@ -122,7 +122,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let about = About::of(shell::top())?;
     let output = args.output.clone().unwrap_or_else(|| shell::target().join("debian"));
     let package = if args.is_static {
-        let (tree, here) = (Tree::here()?, binary::native()?);
+        let (tree, here) = (Tree::here()?, image::native()?);
         if !args.no_build {
             tree.build(here, &args.profile)?;
         }
@@ -154,9 +154,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Makes the package from a binary that is linked with this system's C library.
 fn of_dynamic(profile: &str, about: &About, output: &Path) -> Result<PathBuf> {
     let products = shell::target().join(if profile == "dev" { "debug" } else { profile });
-    pages::write(&products.join("xdp-imds"), &products)?;
-    let mut command = shell::cargo(["deb", "--strip", "--profile", profile]);
-    made(&mut command, about, output)
+    documents::write(&products.join("xdp-imds"), &products)?;
+    let mut command = shell::cargo(["deb", "--strip"]);
+    made(&mut command, profile, about, output)
 }
 
 /// Makes the package from the static binary for an architecture. That binary and this machine's must be built.
@@ -168,16 +168,28 @@ pub(crate) fn of_static(
     output: &Path,
 ) -> Result<PathBuf> {
     tree.write_pages(architecture, profile)?;
-    let mut command = shell::cargo(["deb", "--no-strip", "--profile", profile]);
+    let mut command = shell::cargo(["deb", "--no-strip"]);
     command.args(["--target", architecture.triple()]).current_dir(tree.top());
     command.env("CARGO_TARGET_DIR", tree.target());
-    made(&mut command, about, output)
+    made(&mut command, profile, about, output)
 }
 
 /// Completes the command, runs it and returns the path of the package.
-fn made(command: &mut Command, about: &About, output: &Path) -> Result<PathBuf> {
+fn made(command: &mut Command, profile: &str, about: &About, output: &Path) -> Result<PathBuf> {
     fs::create_dir_all(output).with_context(|| format!("cannot make {}", output.display()))?;
-    command.args(["--locked", "--no-build", "--no-dbgsym", "--package", "metadata-user"]);
+    command.args([
+        "--locked",
+        "--no-build",
+        "--no-dbgsym",
+        "--package",
+        "metadata-user",
+        "--profile",
+        profile,
+    ]);
+    if profile != "release" {
+        // Nobody downloads it, and the better compression takes a minute.
+        command.arg("--fast");
+    }
     // Every file of the package gets this time.
     command.env("SOURCE_DATE_EPOCH", about.epoch().to_string());
     let printed = printed(command.arg("--output").arg(output.join("")))?;
@@ -233,7 +245,7 @@ fn entry(line: &str) -> Option<(&str, (&str, &str))> {
 fn on_an_overlay(package: &Path) -> Result<()> {
     let room = tempfile::tempdir()?;
     let inside = format!("INSTALL='dpkg --force-confold -i'\n{USE}");
-    overlay::run("/".as_ref(), &[package, &record(room.path())?], &Scripts { outside: "", inside: &inside })
+    run_on_overlay("/".as_ref(), &[package, &record(room.path())?], &Scripts { outside: "", inside: &inside })
 }
 
 /// Writes the record of a VM into a directory.
@@ -251,6 +263,61 @@ pub(crate) fn printed(command: &mut Command) -> Result<String> {
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {}: {}", program.display(), output.status, errors.trim());
     Ok(String::from_utf8(output.stdout)?)
+}
+
+// Runs scripts as root in a throw-away copy of a system: an overlay over its root directory, in mount and network
+// namespaces of their own. The system itself stays unchanged.
+
+/// Mounts an overlay over the root directory `$2` in the directory `$1`, copies the files `$3…` into its `/tmp`, runs
+/// `$OUTSIDE` with `$system` set to the root of the copy, and then `$INSIDE` within it with the files' names.
+const MOUNT: &str = r#"
+    place=$1 lower=$2
+    shift 2
+    mount -t tmpfs tmpfs "$place"
+    mkdir "$place/upper" "$place/work" "$place/system"
+    mount -t overlay overlay -o "lowerdir=$lower,upperdir=$place/upper,workdir=$place/work" "$place/system"
+    system=$place/system
+    for file; do
+        cp --preserve=mode "$file" "$system/tmp/"
+        set -- "$@" "${file##*/}"
+        shift
+    done
+    for place in proc dev; do mount --rbind "/$place" "$system/$place"; done
+    mount -t tmpfs tmpfs "$system/run"
+    sh -ec "$OUTSIDE" sh "$system" "$@"
+    exec chroot "$system" sh -ec "$INSIDE" sh "$@"
+"#;
+
+/// The scripts to run in a copy of a system. Each gets the names of the copied files as arguments; `outside` gets the
+/// copy's root directory before them.
+pub(crate) struct Scripts<'a> {
+    /// Runs first, with the programs of this machine.
+    pub(crate) outside: &'a str,
+    /// Runs in the copy, with its programs and the files in `/tmp`.
+    pub(crate) inside: &'a str,
+}
+
+/// Runs the scripts in a copy of the system below `root`. Needs root.
+pub(crate) fn run_on_overlay(root: &Path, files: &[&Path], scripts: &Scripts<'_>) -> Result<()> {
+    let room = tempfile::tempdir()?;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "--net", "sh", "-ec", MOUNT, "sh"]);
+    command.arg(room.path()).arg(root);
+    let mut shown = vec!["install, use and remove".to_owned()];
+    for file in files {
+        command.arg(file.canonicalize().with_context(|| format!("there is no {}", file.display()))?);
+        shown.extend(file.file_name().map(|name| name.to_string_lossy().into_owned()));
+    }
+    command.env("OUTSIDE", scripts.outside).env("INSIDE", scripts.inside);
+    command.env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C.UTF-8");
+    eprintln!("$ {} in a copy of {}", shown.join(" "), root.display());
+    let status = command.status().context("cannot run unshare")?;
+    ensure!(
+        status.success(),
+        "a step in a copy of {} failed, {status}; its messages are above",
+        root.display()
+    );
+    Ok(())
 }
 
 #[cfg(test)]

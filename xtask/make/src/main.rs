@@ -6,7 +6,6 @@ mod deb;
 mod dist;
 mod image;
 mod manifests;
-mod overlay;
 mod schemas;
 
 use clap::{Parser, Subcommand};

@@ -1,16 +1,14 @@
 //! Runs other programs, as this user or as root, and holds what `cargo xtask` shares with the programs it starts.
 
-pub mod afterburn;
 pub mod architecture;
 pub mod tools;
-pub mod variables;
-pub mod verbs;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use variables::BUILT;
 
 /// Returns the top directory of the project.
 pub fn top() -> &'static Path {
@@ -36,6 +34,18 @@ pub fn cargo<W: AsRef<OsStr>>(words: impl IntoIterator<Item = W>) -> Command {
         }
     }
     command
+}
+
+/// Returns the Cargo command that builds the agent for tests. It has the features that users get, and the profile of the
+/// tests, which share most of its dependencies.
+pub fn tested_agent() -> Command {
+    cargo(["build", "--profile", "test", "--package", "metadata-user", "--bin", "xdp-imds"])
+}
+
+/// Returns the path of a program of `cargo xtask` if `cargo xtask ci` has built it for its steps.
+pub fn built(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os(BUILT).map(|_| target().join("debug").join(program))?;
+    path.is_file().then_some(path)
 }
 
 /// Returns Cargo's target directory.
@@ -125,4 +135,97 @@ pub fn go_on_as_root(more: &[OsString]) -> Result<()> {
             )
         }
     }
+}
+
+/// Builds Afterburn, the metadata agent of Fedora CoreOS and Flatcar, from the package registry into the target
+/// directory. Debian has no package of it.
+pub mod afterburn {
+    use std::ffi::OsString;
+    use std::path::{Path, PathBuf};
+
+    /// The release to build.
+    pub const VERSION: &str = "5.11.0";
+
+    /// Returns Cargo's arguments to install it below `target`. A build without optimisation takes one core two minutes.
+    #[must_use]
+    pub fn install(target: &Path) -> Vec<OsString> {
+        let mut words: Vec<OsString> =
+            ["install", "--debug", "--locked", "--quiet", "--no-track"].map(Into::into).into();
+        words.extend(["--root".into(), root(target).into()]);
+        words.push(format!("afterburn@{VERSION}").into());
+        words
+    }
+
+    /// Returns the path of the program below `target`, whether or not it is built.
+    #[must_use]
+    pub fn program(target: &Path) -> PathBuf {
+        root(target).join("bin/afterburn")
+    }
+
+    fn root(target: &Path) -> PathBuf {
+        target.join(format!("afterburn-{VERSION}"))
+    }
+}
+
+/// The environment variables that `cargo xtask` and people set for tests and programs.
+pub mod variables {
+    /// `1` makes a skipped privileged test a failure.
+    pub const REQUIRE_PRIVILEGED: &str = "XDP_IMDS_REQUIRE_PRIVILEGED";
+    /// The file that collects one line for each privileged test, run or skipped.
+    pub const PRIVILEGED_LOG: &str = "XDP_IMDS_PRIVILEGED_LOG";
+    /// A checkout of cloud-init to run instead of the distribution's.
+    pub const CLOUD_INIT: &str = "XDP_IMDS_CLOUD_INIT";
+    /// The seed of randomised tests.
+    pub const SEED: &str = "XDP_IMDS_SEED";
+    /// Set: a verb's own program prints its help. Otherwise `cargo xtask` prints it from the book, which is made so.
+    pub const PROGRAM_HELP: &str = "XDP_IMDS_PROGRAM_HELP";
+    /// Set by `cargo xtask ci` for its steps: the programs of all verbs are built, in the directory of the profile `dev`.
+    pub const BUILT: &str = "XDP_IMDS_BUILT";
+}
+
+/// One-line helps of the verbs that are programs of their own. `cargo xtask --help` and that program show the same.
+pub mod verbs {
+    /// `cargo xtask book`.
+    pub const BOOK: &str =
+        "Write the generated pages of the book, check README and book against the code, and build it";
+    /// `cargo xtask build-ebpf`.
+    pub const BUILD_EBPF: &str =
+        "Rebuild the eBPF object from source, or check that the committed one matches its source";
+    /// `cargo xtask deb`.
+    pub const DEB: &str = "Make the Debian package, check its contents, and install, use and purge it on a throw-away copy of this system";
+    /// `cargo xtask demo`.
+    pub const DEMO: &str = "Run a demo: guests on real taps ask the real agent and get their own metadata";
+    /// `cargo xtask dist`.
+    pub const DIST: &str = "Make every file of a release for every architecture, reproducible byte for byte: archives, packages, image, bills of materials, checksums";
+    /// `cargo xtask guest`.
+    pub const GUEST: &str = "Boot a real Debian guest on a served tap and report what its cloud-init did";
+    /// `cargo xtask haul`.
+    pub const HAUL: &str =
+        "Send millions of large answers to two kinds of guests, with and without loss, and fail on any stall";
+    /// `cargo xtask image`.
+    pub const IMAGE: &str = "Write the agent as an OCI image, reproducible byte for byte";
+    /// `cargo xtask kernels`.
+    pub const KERNELS: &str =
+        "Boot older and newer kernels in QEMU, and run chosen tests of the agent inside";
+    /// `cargo xtask lab`.
+    pub const LAB: &str = "Keep a lab up: a node and guests to work with by hand";
+    /// `cargo xtask load`.
+    pub const LOAD: &str =
+        "Load or upgrade the agent on this host or on others by ssh, and wait until it serves";
+    /// `cargo xtask manifests`.
+    pub const MANIFESTS: &str = "Render and check the deployment manifests, without a cluster";
+    /// `cargo xtask run`.
+    pub const RUN: &str = "Build the agent and run it in the foreground on this host";
+    /// `cargo xtask schemas`.
+    pub const SCHEMAS: &str = "Make the extract of published schemas that tests check objects against, or check that it is up to date";
+    /// `cargo xtask soak`.
+    pub const SOAK: &str = "Accelerated soak test: churn, restarts, hostile guests; checks for leaks";
+    /// `cargo xtask storm`.
+    pub const STORM: &str = "Boot thousands of guests at once on the agent and on peers, and measure";
+    /// `cargo xtask traffic`.
+    pub const TRAFFIC: &str =
+        "Measure what steering costs guests' other traffic, by program and kind of frame";
+    /// `cargo xtask unload`.
+    pub const UNLOAD: &str =
+        "Open the taps of this host or of others, and take away what `load` has put there";
 }

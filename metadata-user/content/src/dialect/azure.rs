@@ -6,10 +6,6 @@
 //!
 //! All scalars are strings, except those of `extended`. Property names match in any case.
 
-#[cfg(test)]
-mod agent_tests;
-mod attested;
-mod host_plugin;
 mod identity;
 mod wireserver;
 
@@ -26,7 +22,7 @@ use std::net::IpAddr;
 use std::sync::LazyLock;
 
 use super::document::{DocumentNode, JsonDocument, PartKind};
-use super::route_builder::{JSON, RouteBuilder, TEXT};
+use super::route_builder::{JSON, RouteBuilder, TEXT, computed};
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Body, Response, StatusCode};
@@ -120,23 +116,6 @@ fn error(document: &Value) -> Response {
     Response::new(StatusCode(400), Some(JSON), &[], document.to_string())
 }
 
-/// Answers for `/metadata/loadbalancer` what Azure does for a VM without a load balancer.
-#[derive(Debug)]
-struct NoBalancer;
-
-impl LiveRoute for NoBalancer {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        match Parameters::parse(call.request.target.query) {
-            Ok(_) => Response::new(StatusCode(404), Some(JSON), &[], NO_BALANCER).into(),
-            Err(refused) => refused.into(),
-        }
-    }
-
-    fn about(&self) -> &'static str {
-        "the VM has no load balancer"
-    }
-}
-
 /// Returns the subscription of a VM.
 fn subscription(record: &Record) -> String {
     format!("00000000-0000-0000-0000-{}", record.vm.project.account)
@@ -155,27 +134,32 @@ fn too_many() -> Response {
     Response::new(StatusCode(429), Some(JSON), &[("Retry-After", "1")], document.to_string())
 }
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let versions = sheet.found(DOCUMENT, VERSIONS_DOCUMENT.clone());
-    sheet.guarded("/metadata/versions", &*GUARDS, versions);
-    let events = sheet.found(DOCUMENT, NO_EVENTS);
-    sheet.guarded("/metadata/scheduledevents", &*GUARDS, events);
-    sheet.live("/metadata/loadbalancer", Methods::READ, &*GUARDS, NoBalancer);
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    let versions = routes.found(DOCUMENT, VERSIONS_DOCUMENT.clone());
+    routes.guarded("/metadata/versions", &*GUARDS, versions);
+    let events = routes.found(DOCUMENT, NO_EVENTS);
+    routes.guarded("/metadata/scheduledevents", &*GUARDS, events);
+    // What Azure answers for a VM without a load balancer.
+    let no_balancer = computed("the VM has no load balancer", |call| {
+        let found = |_| Response::new(StatusCode(404), Some(JSON), &[], NO_BALANCER);
+        Parameters::parse(call.request.target.query).map_or_else(|refused| refused, found)
+    });
+    routes.live("/metadata/loadbalancer", Methods::READ, &*GUARDS, no_balancer);
     let instance = Instance {
-        document: sheet.document(&whole(record)),
+        document: routes.document(&whole(record)),
         unread: record.user_data.as_ref().is_some_and(|payload| payload.bytes().is_none()),
     };
-    sheet.live_below("/metadata/instance", Methods::READ, &*GUARDS, instance);
-    if let Some(issuer) = sheet.issuer().filter(|issuer| issuer.signs_documents()).cloned() {
-        let attested = attested::AttestedDocuments::new(record, issuer);
-        sheet.live("/metadata/attested/document", Methods::READ, &*GUARDS, attested);
+    routes.live_below("/metadata/instance", Methods::READ, &*GUARDS, instance);
+    if let Some(issuer) = routes.issuer().filter(|issuer| issuer.signs_documents()).cloned() {
+        let attested = identity::AttestedDocuments::new(record, issuer);
+        routes.live("/metadata/attested/document", Methods::READ, &*GUARDS, attested);
     }
-    let identity = identity::Tokens::new(record, sheet.issuer());
-    sheet.live("/metadata/identity/oauth2/token", Methods::READ, &*GUARDS, identity);
-    sheet.at(Host::Wireserver);
-    wireserver::render(record, sheet);
-    sheet.at(Host::HostPlugin);
-    host_plugin::render(sheet);
+    let identity = identity::Tokens::new(record, routes.issuer());
+    routes.live("/metadata/identity/oauth2/token", Methods::READ, &*GUARDS, identity);
+    routes.at(Host::Wireserver);
+    wireserver::render(record, routes);
+    routes.at(Host::HostPlugin);
+    wireserver::render_host_plugin(routes);
 }
 
 /// Serves `/metadata/instance` of one VM.
@@ -488,7 +472,7 @@ fn public_key(key: &SshKey, admin: &str) -> Value {
 
 /// Returns a NIC. Azure's clients do not support VLANs and bonds.
 fn interface(nic: &Nic) -> Option<Value> {
-    let mac = nic.mac.filter(|_| nic.vlan.is_none() && nic.bond.is_none())?;
+    let mac = nic.mac.filter(|_| nic.is_physical())?;
     let ipv4 = json!({ "ipAddress": entries(nic, true), "subnet": subnets(nic, true) });
     let mut ipv6 = json!({ "ipAddress": entries(nic, false) });
     let subnets = subnets(nic, false);

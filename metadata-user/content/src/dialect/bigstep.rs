@@ -6,9 +6,8 @@
 
 use std::time::Duration;
 
-use super::addresses::public_keys;
+use super::record_values::{payload_texts, public_keys};
 use super::route_builder::RouteBuilder;
-use super::text::payload_text;
 use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::record::Record;
@@ -19,10 +18,10 @@ pub(super) static DIALECT: Description =
 
 const PATH: &str = "/bigstep/metadata";
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    let texts = payload_texts(record);
     let document = match texts {
-        Some((user_data, vendor_data)) => sheet.json(&json!({
+        Some((user_data, vendor_data)) => routes.json(&json!({
             "metadata": {
                 "availability-zone": record.placement.zone.as_str(),
                 "instance-id": record.vm.uuid.as_str(),
@@ -34,9 +33,9 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
             "userdata_raw": user_data,
             "vendordata_raw": vendor_data,
         })),
-        None => sheet.unread(),
+        None => routes.unread(),
     };
-    sheet.open(PATH, document);
+    routes.open(PATH, document);
 }
 
 #[cfg(test)]
@@ -44,7 +43,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::PATH;
-    use crate::dialect::guest::{DialectGuest, bare, full};
+    use crate::dialect::tests::{DialectGuest, bare, full};
 
     #[test]
     fn a_bare_record_has_all_three_members_and_empty_payloads() {

@@ -3,14 +3,13 @@
 //! `public-keys` is a leaf here and a directory on EC2, so `serve.date_tree` decides which tree the dated paths
 //! serve. The password server has its own port and always exists.
 
-use std::sync::LazyLock;
-
-use super::route_builder::{RouteBuilder, TEXT};
+use super::record_values::public_key_lines;
+use super::route_builder::{RouteBuilder, TEXT, computed};
 use super::{Description, Mount, tokens};
 use crate::http::{Response, StatusCode};
 use crate::record::values::Secret;
 use crate::record::{DateTree, Record};
-use crate::store::{Host, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
+use crate::store::{Host, LiveRequest, Methods};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/latest"), Mount::open("/").at(Host::Password)],
@@ -24,21 +23,22 @@ const REQUEST: &str = "DomU_Request";
 /// Request with which the guest confirms that it saved the password, and response once it has.
 const SAVED: &str = "saved_password";
 
-/// Refuses requests through a proxy. The password also requires the field [`REQUEST`].
-static GUARDS: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| [tokens::UNPROXIED.clone()]);
-
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     if record.serve.date_tree == DateTree::CloudStack {
-        tree(record, sheet);
-        tokens::absent(sheet);
+        tree(record, routes);
+        tokens::absent(routes);
     }
-    sheet.at(Host::Password);
+    routes.at(Host::Password);
     let password = record.admin.as_ref().and_then(|admin| admin.password.clone());
-    sheet.live_below("/", Methods::READ, &*GUARDS, PasswordServer { password });
+    // The password also requires the field `REQUEST`.
+    let server = computed("the password, until the guest has saved it", move |call| {
+        answer_password(call, password.as_ref())
+    });
+    routes.live_below("/", Methods::READ, &*tokens::UNPROXIED, server);
 }
 
 /// Adds the flat tree. cloud-init fails without `availability-zone` and `instance-id`.
-fn tree(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn tree(record: &Record, routes: &mut RouteBuilder<'_>) {
     let mut leaves = vec![
         ("/latest/meta-data/availability-zone", record.placement.zone.to_string()),
         ("/latest/meta-data/cloud-identifier", format!("CloudStack-{}", record.placement.region)),
@@ -48,7 +48,6 @@ fn tree(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let first = record.network.nics.first();
     let local = first.and_then(|nic| nic.ipv4().next()).map(|cidr| cidr.address.to_string());
     let public = first.and_then(|nic| nic.public_ipv4().next()).map(|address| address.to_string());
-    let keys: Vec<&str> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
     let mut absent = Vec::new();
     let mut known = |path, text: Option<String>| match text {
         Some(text) => leaves.push((path, text)),
@@ -58,51 +57,127 @@ fn tree(record: &Record, sheet: &mut RouteBuilder<'_>) {
     known("/latest/meta-data/local-ipv4", local);
     known("/latest/meta-data/public-hostname", public.as_ref().map(|_| record.hostname.short.to_string()));
     known("/latest/meta-data/public-ipv4", public);
-    known("/latest/meta-data/public-keys", (!keys.is_empty()).then(|| keys.join("\n")));
+    known("/latest/meta-data/public-keys", Some(public_key_lines(record)).filter(|keys| !keys.is_empty()));
     leaves.push(("/latest/meta-data/service-offering", record.instance_type().to_owned()));
     leaves.push(("/latest/meta-data/vm-id", record.vm.uuid.to_string()));
 
     let names: Vec<&str> = leaves.iter().filter_map(|(path, _)| path.rsplit('/').next()).collect();
-    sheet.text("/latest/meta-data", names.join("\n"));
+    routes.text("/latest/meta-data", names.join("\n"));
     for (path, text) in leaves.into_iter().chain(absent) {
-        let response = sheet.found(TEXT, text);
+        let response = routes.found(TEXT, text);
         // CloudStack's documentation names the leaf without `meta-data`. Its virtual router serves both.
-        sheet.open(path.replacen("/meta-data", "", 1), response.clone());
-        sheet.open(path, response);
+        routes.open(path.replacen("/meta-data", "", 1), response.clone());
+        routes.open(path, response);
     }
-    sheet.text("/latest", if record.user_data.is_some() { "meta-data\nuser-data" } else { "meta-data" });
+    routes.text("/latest", if record.user_data.is_some() { "meta-data\nuser-data" } else { "meta-data" });
     if let Some(user_data) = &record.user_data {
-        let response = sheet.payload(user_data);
-        sheet.open("/latest/user-data", response);
+        let response = routes.payload(user_data);
+        routes.open("/latest/user-data", response);
     }
 }
 
 /// Returns the record's password on any path, until the guest reports that it has saved it.
-#[derive(Debug)]
-struct PasswordServer {
-    password: Option<Secret>,
-}
-
-impl LiveRoute for PasswordServer {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let text = match (call.request.headers.get(REQUEST), &self.password) {
-            (Some(b"send_my_password"), None) => "",
-            (Some(b"send_my_password"), Some(_)) if call.vm.mailbox.password_taken() => SAVED,
-            (Some(b"send_my_password"), Some(password)) => password.expose(),
-            (Some(b"saved_password"), None) => SAVED,
-            (Some(b"saved_password"), Some(_)) => {
-                call.vm.mailbox.take_password();
-                SAVED
-            }
-            _ => "bad_request",
-        };
-        Response::new(StatusCode(200), Some(TEXT), &[], text.to_owned()).into()
-    }
-
-    fn about(&self) -> &'static str {
-        "the password, until the guest has saved it"
-    }
+fn answer_password(call: &LiveRequest<'_>, password: Option<&Secret>) -> Response {
+    let text = match (call.request.headers.get(REQUEST), password) {
+        (Some(b"send_my_password"), None) => "",
+        (Some(b"send_my_password"), Some(_)) if call.vm.mailbox.password_taken() => SAVED,
+        (Some(b"send_my_password"), Some(password)) => password.expose(),
+        (Some(b"saved_password"), None) => SAVED,
+        (Some(b"saved_password"), Some(_)) => {
+            call.vm.mailbox.take_password();
+            SAVED
+        }
+        _ => "bad_request",
+    };
+    Response::new(StatusCode(200), Some(TEXT), &[], text.to_owned())
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::REQUEST;
+    use crate::dialect::tests::{DialectGuest, bare, full, nic, text};
+    use crate::http::Method;
+
+    const TREE: &str = "/latest/meta-data";
+
+    fn ask(guest: &DialectGuest, path: &str, fields: &[(&str, &str)]) -> (u16, String) {
+        let response = guest.ask_at(("10.0.2.2", 8080), Method::Get, path, fields);
+        (response.status().0, text(&response))
+    }
+
+    fn with_password(password: &str) -> Value {
+        let mut record = full();
+        record["admin"] = json!({ "password": password });
+        record
+    }
+
+    fn flat(mut record: Value) -> DialectGuest {
+        record["serve"] = json!({ "date_tree": "cloudstack" });
+        DialectGuest::of(&record)
+    }
+
+    #[test]
+    fn every_listed_name_of_the_flat_tree_is_served() {
+        let mut ipv6 = full();
+        ipv6["network"]["nics"] =
+            json!([nic(1, &json!([{ "method": "static", "address": "2001:db8::5/64" }]))]);
+        for (record, names) in [(full(), 10), (bare(), 6), (ipv6, 7)] {
+            let guest = flat(record);
+            let listing = guest.text(TREE);
+            assert_eq!(listing.lines().count(), names, "{listing}");
+            assert!(listing.lines().is_sorted(), "{listing}");
+            for name in listing.lines() {
+                let leaf = guest.text(&format!("{TREE}/{name}"));
+                assert!(!leaf.ends_with('\n'), "{name}");
+                assert_eq!(guest.text(&format!("/latest/{name}")), leaf, "{name}");
+            }
+        }
+        assert_eq!(flat(bare()).status("/latest/user-data", &[]), 404);
+        assert_eq!(flat(bare()).text("/latest"), "meta-data");
+    }
+
+    #[test]
+    fn all_keys_are_in_one_leaf() {
+        let mut record = full();
+        record["ssh_keys"] = json!([{ "name": "a", "key": "k a" }, { "name": "b", "key": "k b" }]);
+        assert_eq!(flat(record).text(&format!("{TREE}/public-keys")), "k a\nk b");
+    }
+
+    #[test]
+    fn date_tree_decides_whether_the_flat_tree_is_served() {
+        let mut record = full();
+        record["serve"] = json!({ "dialects": ["cloudstack"], "date_tree": "ec2" });
+        assert_eq!(DialectGuest::of(&record).status(TREE, &[]), 404);
+        record["serve"] = json!({ "dialects": ["exoscale"], "date_tree": "cloudstack" });
+        assert_eq!(DialectGuest::of(&record).text(&format!("{TREE}/vm-id")), record["vm"]["uuid"]);
+    }
+
+    #[test]
+    fn a_password_is_served_until_it_is_saved() {
+        let (send, saved) = ([(REQUEST, "send_my_password")], [(REQUEST, "saved_password")]);
+        let guest = DialectGuest::of(&with_password("first"));
+        let answer = |text: &str| (200, text.to_owned());
+        assert_eq!(ask(&guest, "/", &send), answer("first"));
+        assert_eq!(ask(&guest, "/any/path", &send), answer("first"), "at any path, any number of times");
+        assert_eq!(ask(&guest, "/", &[(REQUEST, "Send_My_Password")]), answer("bad_request"));
+        assert_eq!(ask(&guest, "/1.0", &saved), answer("saved_password"));
+        assert_eq!(ask(&guest, "/", &send), answer("saved_password"));
+        assert_eq!(ask(&guest.changed(&with_password("first")), "/", &send), answer("saved_password"));
+        let bare = DialectGuest::of(&bare());
+        assert_eq!(ask(&bare, "/", &send), answer(""), "the record has no password");
+        assert_eq!(ask(&bare, "/", &saved), answer("saved_password"));
+        assert_eq!(ask(&bare, "/", &send), answer(""));
+    }
+
+    #[test]
+    fn a_password_does_not_reach_proxies_logs_or_port_80() {
+        let guest = DialectGuest::of(&with_password("s3cret"));
+        let fields = [(REQUEST, "send_my_password"), ("X-Forwarded-For", "")];
+        assert_eq!(ask(&guest, "/", &fields).0, 403);
+        assert!(!format!("{:?}", guest.responses()).contains("s3cret"));
+        let root = guest.ask(Method::Get, "/", &fields[..1]);
+        assert!(text(&root).starts_with("1.0\n"));
+    }
+}

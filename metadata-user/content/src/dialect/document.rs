@@ -7,14 +7,16 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::http::Body;
-use crate::store::{Interner, Notation};
+use super::route_builder::{JSON, TEXT};
+use crate::http::{Body, Response, StatusCode};
+use crate::store::{Interner, LiveOutcome, LiveRequest, LiveRoute, Notation};
 
 /// Minimum length of a string that is stored outside the skeleton, in bytes.
 const LONG: usize = 256;
@@ -52,13 +54,14 @@ impl JsonDocument {
     pub(super) fn new(value: &Value, interner: &mut Interner) -> Self {
         let (mut skeleton, mut long) = (Vec::with_capacity(USUAL), Vec::new());
         write(value, &mut skeleton, &mut |string, at| {
-            let escaped = match string.bytes().any(is_escaped) {
-                false => interner.copy_of(string.as_bytes()),
-                true => interner.written(Notation::Json, string, || {
+            let escaped = if string.bytes().any(is_escaped) {
+                interner.written(Notation::Json, string, || {
                     let mut quoted = quoted(string);
                     quoted.pop();
                     quoted.split_off(1)
-                }),
+                })
+            } else {
+                interner.copy_of(string.as_bytes())
             };
             long.push(Long { at, escaped });
         });
@@ -75,6 +78,12 @@ impl JsonDocument {
     pub(super) fn root(&self) -> DocumentNode<'_> {
         let text = std::str::from_utf8(&self.skeleton).expect("the skeleton was rendered from text");
         DocumentNode { document: self, text }
+    }
+
+    /// Returns the part at a path below the root: empty, or `/a/b`.
+    pub(super) fn at(&self, path: &str) -> Option<DocumentNode<'_>> {
+        let mut names = path.split('/').filter(|name| !name.is_empty());
+        names.try_fold(self.root(), |node, name| node.member(|member| member == name))
     }
 
     /// Returns a part of the skeleton with the long strings filled in.
@@ -245,9 +254,62 @@ fn parsed<'a, T: serde::Deserialize<'a>>(text: &'a str) -> T {
 #[serde(transparent)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
+// A document as a tree of routes.
+
+/// Serves a document at its path and each part below it: objects and lists as JSON, scalars as text.
+#[derive(Clone, Debug)]
+pub(super) struct DocumentTree {
+    /// The document, or the response to every request until it exists.
+    document: Result<Arc<JsonDocument>, Response>,
+    /// Response for the whole document, if it differs.
+    whole: Option<Response>,
+}
+
+impl DocumentTree {
+    /// Serves a document.
+    pub(super) fn of(document: JsonDocument) -> Self {
+        Self { document: Ok(Arc::new(document)), whole: None }
+    }
+
+    /// Serves a document that cannot be rendered yet.
+    pub(super) fn unread(response: Response) -> Self {
+        Self { document: Err(response), whole: None }
+    }
+
+    /// Sets another response for the whole document.
+    pub(super) fn with_whole(self, response: Response) -> Self {
+        Self { whole: Some(response), ..self }
+    }
+
+    fn response(&self, rest: &str) -> Response {
+        let document = match (&self.document, &self.whole) {
+            (_, Some(whole)) if rest.is_empty() => return whole.clone(),
+            (Ok(document), _) => document,
+            (Err(response), _) => return response.clone(),
+        };
+        match document.at(rest) {
+            Some(node) if node.form() == PartKind::Scalar => {
+                Response::new(StatusCode(200), Some(TEXT), &[], node.text())
+            }
+            Some(node) => Response::new(StatusCode(200), Some(JSON), &[], node.json()),
+            None => Response::error(StatusCode(404), &[]),
+        }
+    }
+}
+
+impl LiveRoute for DocumentTree {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
+        self.response(call.rest).into()
+    }
+
+    fn about(&self) -> &'static str {
+        "a JSON document or a part of it"
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{JsonDocument, LONG, PartKind};
+    use super::{DocumentTree, JsonDocument, LONG, PartKind};
     use crate::store::Interner;
     use proptest::prelude::*;
     use serde_json::{Value, json};
@@ -314,6 +376,27 @@ mod tests {
         assert!(b.member(|name| name == "3").is_none());
         assert_eq!(document.root().member(|name| name == "l").expect("l").text().to_bytes(), long);
         assert_eq!(a.json().to_bytes(), r#"{"b":[{"c":"x\ny"},7,null]}"#);
+    }
+
+    #[test]
+    fn parts_are_json_or_text_and_absent_ones_are_404() {
+        let value = json!({ "a": [{ "b": "x" }], "n": 7, "none": null, "k/k": "slash" });
+        let walk = DocumentTree::of(JsonDocument::new(&value, &mut Interner::new()));
+        for (rest, status, body) in [
+            ("/a", 200, r#"[{"b":"x"}]"#),
+            ("/a/0", 200, r#"{"b":"x"}"#),
+            ("/a/0/b", 200, "x"),
+            ("/n", 200, "7"),
+            ("/none", 200, ""),
+            ("/a/1", 404, "Not Found\n"),
+            ("/a/00", 404, "Not Found\n"),
+            ("/a/0/b/x", 404, "Not Found\n"),
+            ("/k/k", 404, "Not Found\n"),
+        ] {
+            let response = walk.response(rest);
+            assert_eq!((response.status().0, response.body().to_bytes().as_ref()), (status, body.as_bytes()));
+        }
+        assert_eq!(walk.response("").body().to_bytes(), value.to_string());
     }
 
     /// Any JSON a few levels deep, with short strings, long ones, and some that start with NUL.

@@ -9,36 +9,38 @@
 //! seconds on a 404. If the record does not serve `ec2`, they get the same tree without credentials and without a
 //! token route. That tree reveals no more than OpenStack's own documents, so `imdsv2` does not apply to it.
 
-mod disks;
-mod iam;
-mod signed;
 mod tree;
 
 #[cfg(test)]
 mod tests;
 
+use bytes::Bytes;
+use metadata_common::time::Now;
+use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
+use tree::Tree;
 
-use bytes::Bytes;
-
-use super::route_builder::{RouteBuilder, TEXT};
+use super::route_builder::{RouteBuilder, TEXT, computed};
+use super::tokens::UNPROXIED;
+use super::tokens::signed;
 use super::{AccessCondition, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};
-use crate::record::values::Cidr;
-use crate::record::{self, DateTree, Imdsv2, Nic, Record, is_instance_tag};
-use crate::store::{Condition, RequestGuard};
+use crate::identity::SigningRequest;
+use crate::record::values::{Cidr, Timestamp};
+use crate::record::vm::{Disk, Iam};
+use crate::record::{DateTree, Dialect, Imdsv2, Nic, Record, is_instance_tag};
+use crate::store::{Methods, RequestGuard};
 use crate::token::TokenKind;
-use tree::Tree;
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/latest").needs(AccessCondition::Imdsv2(TOKEN))],
     "cloud-init 22.4 booted; `DataSourceEc2Local`; botocore; ec2-metadata; ohai; systemd-imdsd",
     render,
 )
-.also_for(&[record::Dialect::OpenStack, record::Dialect::Eve])
+.also_for(&[Dialect::OpenStack, Dialect::Eve])
 .remark(
     "`1.0` and any date for `latest`, the same below `/ec2`; `PUT /latest/api/token`; signed identity documents \
      with `identity.certificate`",
@@ -53,45 +55,43 @@ const EPOCH: &str = "1970-01-01T00:00:00Z";
 /// Image id of a VM without an image.
 const NO_IMAGE: &str = "ami-00000000";
 
-static REFUSED: LazyLock<Response> = LazyLock::new(|| Response::error(StatusCode(401), &[]));
-static OPTIONAL: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
-    let condition = Condition::TokenGood { name: TOKEN, kind: TokenKind::Aws };
-    [RequestGuard { condition, otherwise: REFUSED.clone() }]
-});
-static REQUIRED: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
-    let condition = Condition::TokenNeeded { name: TOKEN, kind: TokenKind::Aws };
-    [RequestGuard { condition, otherwise: REFUSED.clone() }]
-});
+static OPTIONAL: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| [tokens::optional(TOKEN, TokenKind::Aws)]);
+static REQUIRED: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| [tokens::required(TOKEN, TokenKind::Aws)]);
+/// The same, also for requests through a proxy.
+static OPTIONAL_UNPROXIED: LazyLock<[RequestGuard; 2]> =
+    LazyLock::new(|| [UNPROXIED[0].clone(), OPTIONAL[0].clone()]);
+static REQUIRED_UNPROXIED: LazyLock<[RequestGuard; 2]> =
+    LazyLock::new(|| [UNPROXIED[0].clone(), REQUIRED[0].clone()]);
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     let serve = &record.serve;
-    let tokens = serve.serves(record::Dialect::Ec2) && serve.date_tree == DateTree::Ec2;
+    let tokens = serve.serves(Dialect::Ec2) && serve.date_tree == DateTree::Ec2;
     let imdsv2 = if tokens { serve.imdsv2 } else { Imdsv2::Off };
     match imdsv2 {
-        Imdsv2::Off => tokens::absent(sheet),
+        Imdsv2::Off => tokens::absent(routes),
         Imdsv2::Optional | Imdsv2::Required => {
-            tokens::present(sheet, TokenKind::Aws, TTL, serve.hop_limit.get());
+            tokens::present(routes, TokenKind::Aws, TTL, serve.hop_limit.get());
         }
     }
     if serve.date_tree == DateTree::CloudStack {
         // CloudStack's listing, if served, is already added and precedes this one. Without either, guests of OpenStack
         // would get a 404.
-        if serve.serves(record::Dialect::OpenStack) || serve.serves(record::Dialect::Eve) {
-            sheet.text("/latest/meta-data", "");
+        if serve.serves(Dialect::OpenStack) || serve.serves(Dialect::Eve) {
+            routes.text("/latest/meta-data", "");
         }
         return;
     }
     let guards: &[RequestGuard] = if imdsv2 == Imdsv2::Required { &*REQUIRED } else { &*OPTIONAL };
-    let mut tree = Tree::new(sheet, guards);
+    let mut tree = Tree::new(routes, guards);
     identity(record, &mut tree);
     network(record, &mut tree);
     keys(record, &mut tree);
     tags(record, &mut tree);
-    disks::render(record, &mut tree);
-    iam::render(record, &mut tree);
+    disks(record, &mut tree);
+    iam(record, &mut tree);
     document(record, &mut tree);
     if let Some(user_data) = &record.user_data {
-        let response = tree.sheet().payload(user_data);
+        let response = tree.routes().payload(user_data);
         tree.leaf("/latest/user-data", response);
     }
     tree.finish();
@@ -240,7 +240,165 @@ fn document(record: &Record, tree: &mut Tree<'_, '_>) {
         document["privateIp"] = address.to_string().into();
     }
     let bytes = Bytes::from(document.to_string());
-    let response = tree.sheet().found(TEXT, bytes.clone());
+    let response = tree.routes().found(TEXT, bytes.clone());
     tree.leaf("/latest/dynamic/instance-identity/document", response);
-    signed::render(record, tree, &bytes);
+    signed_documents(record, tree, &bytes);
+}
+
+// `block-device-mapping/`: the names that the guest's kernel gives the record's disks.
+
+/// Root disk of a VM whose record lists none.
+const ROOT_DISK: &str = "/dev/vda";
+
+/// Adds `ami` and `root` for the first disk, `ebs1`, `ebs2`, … for the others. Adds no `ephemeral0`, because cloud-init
+/// would mount it.
+fn disks(record: &Record, tree: &mut Tree<'_, '_>) {
+    let mut names = device_names(&record.disks).into_iter();
+    let root = names.next().unwrap_or_else(|| ROOT_DISK.to_owned());
+    tree.text("/latest/meta-data/block-device-mapping/ami", root.as_str());
+    tree.text("/latest/meta-data/block-device-mapping/root", root);
+    for (n, name) in names.enumerate() {
+        tree.text(format!("/latest/meta-data/block-device-mapping/ebs{}", n + 1), name);
+    }
+}
+
+/// Returns the device names of disks, assuming that the kernel finds them in the record's order.
+fn device_names(disks: &[Disk]) -> Vec<String> {
+    let mut found = BTreeMap::<&str, usize>::new();
+    let disks = disks.iter().filter(|disk| disk.kind.as_str() == "disk");
+    disks
+        .map(|disk| {
+            let prefix = match disk.bus.as_str() {
+                "scsi" | "sata" | "ide" | "usb" => "sd",
+                "xen" => "xvd",
+                "nvme" => "nvme",
+                _ => "vd",
+            };
+            let number = found.entry(prefix).or_default();
+            *number += 1;
+            match prefix {
+                "nvme" => format!("/dev/nvme{}n1", *number - 1),
+                _ => format!("/dev/{prefix}{}", letters(*number)),
+            }
+        })
+        .collect()
+}
+
+/// Returns the letters of a number: 1 is `a`, 26 `z`, 27 `aa`.
+fn letters(mut number: usize) -> String {
+    let mut letters = Vec::new();
+    while number > 0 {
+        letters.push(b'a' + u8::try_from((number - 1) % 26).unwrap_or(0));
+        number = (number - 1) / 26;
+    }
+    letters.iter().rev().map(|letter| char::from(*letter)).collect()
+}
+
+// IAM role and credentials of a VM.
+
+const CREDENTIALS: &str = "/latest/meta-data/iam/security-credentials";
+/// Stated lifetime of credentials without an expiry, in seconds; the same as AWS's. Clients then refresh them.
+const LASTING_SECONDS: i64 = 6 * 3_600;
+
+/// Returns the guards of what must not reach a proxy.
+fn credential_guards(needs_token: bool) -> &'static [RequestGuard] {
+    if needs_token { &*REQUIRED_UNPROXIED } else { &*OPTIONAL_UNPROXIED }
+}
+
+/// Adds `iam/` if the record serves EC2.
+///
+/// If credentials need a token and tokens are off, requests for them get 401 and `iam/` does not list them.
+fn iam(record: &Record, tree: &mut Tree<'_, '_>) {
+    let serve = &record.serve;
+    let Some(iam) = record.credentials.iam.as_ref().filter(|_| serve.serves(Dialect::Ec2)) else { return };
+    let open = serve.imdsv1_credentials && serve.imdsv2 != Imdsv2::Required;
+    let guards = credential_guards(!open);
+    tree.text("/latest/meta-data/iam/info", info(record, iam).to_string());
+    if open || serve.imdsv2 != Imdsv2::Off {
+        tree.directory(CREDENTIALS, guards, iam.role.to_string());
+    } else {
+        let listing = tree.routes().found(TEXT, iam.role.to_string());
+        tree.routes().guarded(CREDENTIALS, guards, listing);
+    }
+    let path = format!("{CREDENTIALS}/{}", iam.role);
+    let routes = tree.routes();
+    match credentials(iam) {
+        None => {
+            let response = routes.unread();
+            routes.guarded(path, guards, response);
+        }
+        Some(document) if document.contains_key("Expiration") => {
+            let response = routes.found(TEXT, Value::from(document).to_string());
+            routes.guarded(path, guards, response);
+        }
+        Some(document) => {
+            // Clients require an expiry, so each answer states a time six hours ahead.
+            let credentials = computed("credentials with an expiry six hours from now", move |call| {
+                let mut document = document.clone();
+                document.insert("Expiration".into(), six_hours_later(call.now).into());
+                Response::new(StatusCode(200), Some(TEXT), &[], Value::from(document).to_string())
+            });
+            routes.live(path, Methods::READ, guards, credentials);
+        }
+    }
+}
+
+fn info(record: &Record, iam: &Iam) -> Value {
+    let account = &record.vm.project.account;
+    json!({
+        "Code": "Success",
+        "InstanceProfileArn": format!("arn:aws:iam::{account}:instance-profile/{}", iam.role),
+        "InstanceProfileId": record.instance_profile_id(iam),
+        "LastUpdated": iam.updated.as_ref().map_or(EPOCH, |time| time.as_str()),
+    })
+}
+
+/// Returns the document of a role; `None` while its source cannot be read. The answer is then 503, which AWS clients
+/// retry a few times before they continue without credentials. Crawlers do not request it.
+fn credentials(iam: &Iam) -> Option<Map<String, Value>> {
+    let (id, secret) = (iam.access_key_id.as_ref()?, iam.secret_access_key.as_ref()?);
+    let mut document = Map::new();
+    let mut own = |key: &str, value: &str| document.insert(key.to_owned(), value.into());
+    own("AccessKeyId", id.as_str());
+    own("Code", "Success");
+    own("LastUpdated", iam.updated.as_ref().map_or(EPOCH, |time| time.as_str()));
+    own("SecretAccessKey", secret.expose());
+    own("Token", iam.session_token.as_ref().map_or("", |token| token.expose()));
+    own("Type", "AWS-HMAC");
+    if let Some(expires) = &iam.expires {
+        own("Expiration", expires.as_str());
+    }
+    Some(document)
+}
+
+fn six_hours_later(now: Now) -> String {
+    let seconds = i64::try_from(now.unix_seconds).unwrap_or(0).saturating_add(LASTING_SECONDS);
+    Timestamp::at(seconds).map_or_else(|| EPOCH.to_owned(), |time| time.as_str().to_owned())
+}
+
+// `signature`, `pkcs7` and `rsa2048`: the identity document as the operator's certificate signs it.
+//
+// `signature` is over the bytes of `document`. The other two have the document within: both are the same, RSA with
+// SHA-256, while AWS's `pkcs7` is DSA. They are base64 in lines as PEM has them, without PEM's first and last line.
+//
+// They prove to others who the VM is, so they do not leave the guest's first hop and are refused through a proxy. A
+// record that requires session tokens requires them here too. The three exist only on a node with a certificate, and
+// only for records that serve EC2. cloud-init reads each listed name once at boot.
+
+/// Adds the signed forms of the document.
+fn signed_documents(record: &Record, tree: &mut Tree<'_, '_>, document: &Bytes) {
+    let serve = &record.serve;
+    let issuer =
+        tree.routes().issuer().filter(|issuer| issuer.signs_documents() && serve.serves(Dialect::Ec2));
+    let Some(issuer) = issuer.cloned() else { return };
+    let guards = credential_guards(serve.imdsv2 == Imdsv2::Required);
+    for (path, wanted) in [
+        ("/latest/dynamic/instance-identity/pkcs7", SigningRequest::Envelope(document.clone())),
+        ("/latest/dynamic/instance-identity/rsa2048", SigningRequest::Envelope(document.clone())),
+        ("/latest/dynamic/instance-identity/signature", SigningRequest::Signature(document.clone())),
+    ] {
+        let issuer = Arc::clone(&issuer);
+        let about = "the identity document, signed by the operator's certificate";
+        tree.live(path, guards, computed(about, move |call| signed(call, &issuer, &wanted)));
+    }
 }

@@ -7,38 +7,49 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
-use super::route_builder::{JSON, RouteBuilder, TEXT};
+use super::route_builder::{JSON, RouteBuilder, TEXT, computed};
 use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Method, Response, StatusCode};
 use crate::mailbox::EveDocument;
 use crate::record::Record;
-use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods};
+use crate::store::{LiveRequest, Methods};
 
 pub(super) static DIALECT: Description =
     Description::new(&[Mount::open("/eve/v1")], "vectors", render).remark("also OpenStack's tree");
 
 const POST: Methods = Methods::of(&[Method::Post]);
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    sheet.text("/eve/v1/hostname", format!("{}\n", record.vm.uuid));
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    routes.text("/eve/v1/hostname", format!("{}\n", record.vm.uuid));
     let external = external(record);
-    let addresses = match external.is_empty() {
-        true => Response::new(StatusCode(204), None, &[], ""),
-        false => sheet.found(TEXT, external.iter().map(|address| format!("{address}\n")).collect::<String>()),
+    let addresses = if external.is_empty() {
+        Response::new(StatusCode(204), None, &[], "")
+    } else {
+        routes.found(TEXT, external.iter().map(|address| format!("{address}\n")).collect::<String>())
     };
-    let addresses = sheet.share(addresses);
-    sheet.open("/eve/v1/external_ipv4", addresses);
-    let nowhere = sheet.share(Response::new(StatusCode(204), None, &[], ""));
-    sheet.open("/eve/v1/location.json", nowhere);
-    let network = Network { document: network(record, &external) };
-    sheet.live("/eve/v1/network.json", Methods::READ, &[], network);
-    sheet.live("/eve/v1/kubeconfig", POST, &[], DocumentStore(EveDocument::Kubeconfig));
-    // The path EVE serves, and the shorter one in its documentation.
-    for path in ["/eve/v1/app/appCustomStatus", "/eve/v1/appCustomStatus"] {
-        sheet.live(path, POST, &[], DocumentStore(EveDocument::AppCustomStatus));
+    let addresses = routes.share(addresses);
+    routes.open("/eve/v1/external_ipv4", addresses);
+    let nowhere = routes.share(Response::new(StatusCode(204), None, &[], ""));
+    routes.open("/eve/v1/location.json", nowhere);
+    let network = network(record, &external);
+    let network = computed("addresses, and the client's own address and port", move |call| {
+        let mut document = network.clone();
+        document["caller-ip"] = SocketAddr::from(call.connection.remote).to_string().into();
+        Response::new(StatusCode(200), Some(JSON), &[], document.to_string())
+    });
+    routes.live("/eve/v1/network.json", Methods::READ, &[], network);
+    for (path, document) in [
+        ("/eve/v1/kubeconfig", EveDocument::Kubeconfig),
+        // The path EVE serves, and the shorter one in its documentation.
+        ("/eve/v1/app/appCustomStatus", EveDocument::AppCustomStatus),
+        ("/eve/v1/appCustomStatus", EveDocument::AppCustomStatus),
+    ] {
+        let stored = computed("stores JSON of at most 32 KiB", move |call| store(call, document));
+        routes.live(path, POST, &[], stored);
     }
-    sheet.live("/eve/v1/tpm/signer", POST, &[], NoSigner);
+    let no_signer = computed("404: there is no TPM to sign with", |_| Response::error(StatusCode(404), &[]));
+    routes.live("/eve/v1/tpm/signer", POST, &[], no_signer);
 }
 
 /// Returns the IPv4 addresses that reach the VM from outside.
@@ -62,57 +73,16 @@ fn network(record: &Record, external: &[IpAddr]) -> Value {
     })
 }
 
-/// `network.json`, which contains the client's address and port.
-#[derive(Debug)]
-struct Network {
-    document: Value,
-}
-
-impl LiveRoute for Network {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let mut document = self.document.clone();
-        document["caller-ip"] = SocketAddr::from(call.connection.remote).to_string().into();
-        Response::new(StatusCode(200), Some(JSON), &[], document.to_string()).into()
-    }
-
-    fn about(&self) -> &'static str {
-        "addresses, and the client's own address and port"
-    }
-}
-
 /// Stores a JSON document of the application, replacing the previous one.
-#[derive(Debug)]
-struct DocumentStore(EveDocument);
-
-impl LiveRoute for DocumentStore {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let media_type = call.request.headers.get("Content-Type").unwrap_or_default();
-        let media_type = media_type.split(|byte| *byte == b';').next().unwrap_or_default();
-        if !media_type.trim_ascii().eq_ignore_ascii_case(JSON.as_bytes()) {
-            return Response::error(StatusCode(415), &[]).into();
-        }
-        match call.vm.mailbox.store_document(self.0, call.request.body) {
-            Ok(()) => Response::new(StatusCode(200), Some(TEXT), &[], "").into(),
-            Err(_) => Response::error(StatusCode(413), &[]).into(),
-        }
+fn store(call: &LiveRequest<'_>, document: EveDocument) -> Response {
+    let media_type = call.request.headers.get("Content-Type").unwrap_or_default();
+    let media_type = media_type.split(|byte| *byte == b';').next().unwrap_or_default();
+    if !media_type.trim_ascii().eq_ignore_ascii_case(JSON.as_bytes()) {
+        return Response::error(StatusCode(415), &[]);
     }
-
-    fn about(&self) -> &'static str {
-        "stores JSON of at most 32 KiB"
-    }
-}
-
-/// Answers 404, because there is no signer.
-#[derive(Debug)]
-struct NoSigner;
-
-impl LiveRoute for NoSigner {
-    fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
-        Response::error(StatusCode(404), &[]).into()
-    }
-
-    fn about(&self) -> &'static str {
-        "404: there is no TPM to sign with"
+    match call.vm.mailbox.store_document(document, call.request.body) {
+        Ok(()) => Response::new(StatusCode(200), Some(TEXT), &[], ""),
+        Err(_) => Response::error(StatusCode(413), &[]),
     }
 }
 
@@ -120,14 +90,10 @@ impl LiveRoute for NoSigner {
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::dialect::tests::{ask_with, full, parse, render};
+    use crate::dialect::tests::{ask_with, full, rendered};
     use crate::http::{Method, Response};
     use crate::mailbox::EveDocument;
-    use crate::store::{Interner, Responses};
-
-    fn rendered(record: &Value) -> Responses {
-        render(&parse(record), &mut Interner::new())
-    }
+    use crate::store::Responses;
 
     fn get(responses: &Responses, path: &str) -> Response {
         ask_with(responses, Method::Get, path, &[], b"")

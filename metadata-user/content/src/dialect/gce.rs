@@ -14,29 +14,32 @@
 //!                       └─ project/
 //! ```
 
-mod guest;
-mod identity;
 mod tree;
 
 #[cfg(test)]
 mod tests;
 
 use bytes::Bytes;
-use guest::GuestView;
-use identity::GceTokenFormats;
+use serde_json::{Map, Value};
 use std::fmt;
 use std::ops::Range;
-use std::sync::{LazyLock, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 use tree::{Etag, NodeShape, TreeNode, TreeView};
 
+use super::common::is_cloud_init;
 use super::document::{DocumentNode, JsonDocument};
 use super::route_builder::{JSON, RouteBuilder, TEXT};
-use super::{AccessCondition, Description, Mount, client};
+use super::tokens::issue;
+use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Body, Method, Response, StatusCode};
+use crate::identity::{CloudClaims, IssuedToken, SigningRequest, TokenRefusal, VmIssuer};
+use crate::mailbox::{AttributeRefused, Mailbox};
+use crate::record;
+use crate::record::Record;
+use crate::record::identity::Audience;
 use crate::record::values::Secret;
-use crate::record::{self, Record};
 use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, ParkedCall, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
@@ -104,13 +107,13 @@ fn found(kind: &str, etag: Etag, body: impl Into<Body>) -> Response {
 }
 
 /// Returns the response at `/`.
-pub(super) fn root(sheet: &mut RouteBuilder<'_>) -> Response {
-    sheet.share(flavoured(StatusCode(200), PLAIN, &[], "computeMetadata/\n"))
+pub(super) fn root(routes: &mut RouteBuilder<'_>) -> Response {
+    routes.share(flavoured(StatusCode(200), PLAIN, &[], "computeMetadata/\n"))
 }
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let server = Server::new(record, sheet);
-    sheet.live_below("/computeMetadata", Methods::of(&METHODS), &*GUARDS, server);
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    let server = Server::new(record, routes);
+    routes.live_below("/computeMetadata", Methods::of(&METHODS), &*GUARDS, server);
 }
 
 /// The metadata server of one VM.
@@ -143,21 +146,21 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    fn new(record: &Record, sheet: &mut RouteBuilder<'_>) -> Self {
-        let document = sheet.document(&tree::whole(record));
-        let for_cloud_init = tree::for_cloud_init(record).map(|tree| sheet.document(&tree));
+    fn new(record: &Record, routes: &mut RouteBuilder<'_>) -> Self {
+        let document = routes.document(&tree::whole(record));
+        let for_cloud_init = tree::for_cloud_init(record).map(|tree| routes.document(&tree));
         let mut long = Vec::new();
         find_long(document.root(), &mut long);
         let bytes = record.user_data.as_ref().and_then(record::vm::Payload::bytes);
         let account = record.credentials.service_account.as_ref();
         let token = account.and_then(|account| account.token.as_ref());
-        let issuer = account.filter(|account| account.token.is_none()).and(sheet.issuer());
+        let issuer = account.filter(|account| account.token.is_none()).and(routes.issuer());
         Self {
             issued: issuer.map(|issuer| GceTokenFormats::new(record, issuer)),
             document,
             for_cloud_init,
             long: long.into(),
-            user_data: bytes.filter(|o| std::str::from_utf8(o).is_ok()).map(|o| sheet.bytes(o)),
+            user_data: bytes.filter(|o| std::str::from_utf8(o).is_ok()).map(|o| routes.bytes(o)),
             unread: record.user_data.as_ref().is_some_and(|payload| payload.bytes().is_none()),
             token: token.and_then(|token| {
                 let expires_unix = token.expires.as_ref()?.unix_seconds();
@@ -221,8 +224,7 @@ impl Server {
             // Clients retry a 503. Without the user-data they would boot unconfigured.
             return refusal(StatusCode(503), &[("Retry-After", "1")]).into();
         }
-        let own =
-            self.for_cloud_init.as_ref().filter(|_| in_attributes && client::is_cloud_init(call.request));
+        let own = self.for_cloud_init.as_ref().filter(|_| in_attributes && is_cloud_init(call.request));
         let found = match own {
             Some(document) => self.view_in(document, path).map(|view| (Etag::of(&view.node.json()), view)),
             None => self.view(path).map(|view| (self.etag(view.node), view)),
@@ -243,7 +245,7 @@ impl Server {
         };
         let identity = wanted == "identity";
         if identity && query.audience.as_ref().is_none_or(String::is_empty) {
-            return identity::NO_AUDIENCE.clone();
+            return NO_AUDIENCE.clone();
         }
         let remaining = token.expires_unix.saturating_sub_unsigned(call.now.unix_seconds);
         if remaining <= 0 {
@@ -296,7 +298,7 @@ impl LiveRoute for Server {
         let reads = Methods::READ.contain(call.request.method);
         match path.as_slice() {
             ["v1", "instance", "guest-attributes", namespace, key] if !reads => {
-                guest::write(call, namespace, key)
+                write_attribute(call, namespace, key)
             }
             _ if !reads => not_allowed(&[Method::Get, Method::Head]).into(),
             [] => flavoured(StatusCode(200), PLAIN, &[], "v1/\n").into(),
@@ -360,7 +362,7 @@ impl Query {
         match view.shape() {
             NodeShape::Directory if whole => (JSON, view.json()),
             NodeShape::Directory if self.recursive => (PLAIN, flat(view).into()),
-            NodeShape::Directory if json => (JSON, serde_json::Value::from(names(view)).to_string().into()),
+            NodeShape::Directory if json => (JSON, Value::from(names(view)).to_string().into()),
             NodeShape::Directory => (PLAIN, lines(names(view)).into()),
             NodeShape::List if json || whole => (JSON, view.json()),
             NodeShape::Array if self.alt != Some(AltFormat::Text) => (JSON, view.json()),
@@ -415,4 +417,190 @@ fn flat(view: &impl TreeNode) -> String {
     let mut text = String::new();
     write(view, "", &mut text);
     text
+}
+
+// `instance/guest-attributes/<namespace>/<key>`: values the guest writes and reads back.
+
+/// Random number of this run of the agent: the version of the attributes starts at 0 in each run.
+static RUN: LazyLock<u64> = LazyLock::new(rand::random);
+
+/// Writes or deletes an attribute.
+fn write_attribute(call: &LiveRequest<'_>, namespace: &str, key: &str) -> LiveOutcome {
+    let mailbox = &call.vm.mailbox;
+    match call.request.method {
+        Method::Put => match mailbox.set_attribute(namespace, key, call.request.body) {
+            Ok(()) => written(call.request.body),
+            Err(AttributeRefused::Name) => refusal(StatusCode(400), &[]).into(),
+            Err(AttributeRefused::TooLarge) => refusal(StatusCode(413), &[]).into(),
+            Err(AttributeRefused::Full | AttributeRefused::TooMuch) => refusal(StatusCode(409), &[]).into(),
+        },
+        Method::Delete if mailbox.delete_attribute(namespace, key) => written(b""),
+        Method::Delete => refusal(StatusCode(404), &[]).into(),
+        _ => not_allowed(&[Method::Get, Method::Head, Method::Put, Method::Delete]).into(),
+    }
+}
+
+fn written(bytes: &[u8]) -> LiveOutcome {
+    LiveOutcome::Changed(found(PLAIN, Etag::of(&bytes.to_vec().into()), ""))
+}
+
+/// All guest attributes, one namespace, or one attribute.
+struct GuestView<'a> {
+    mailbox: &'a Mailbox,
+    at: GuestNode,
+}
+
+enum GuestNode {
+    All,
+    Namespace(String, Vec<String>),
+    Attribute(Bytes),
+}
+
+impl<'a> GuestView<'a> {
+    /// Returns the attributes at a path.
+    fn find(mailbox: &'a Mailbox, names: &[&str]) -> Option<Self> {
+        let at = match names {
+            [] => GuestNode::All,
+            [namespace] => {
+                let mut all = mailbox.attributes().into_iter();
+                let (name, keys) = all.find(|(name, _)| name == namespace)?;
+                GuestNode::Namespace(name, keys)
+            }
+            [namespace, key] => GuestNode::Attribute(mailbox.attribute(namespace, key)?),
+            _ => return None,
+        };
+        Some(Self { mailbox, at })
+    }
+
+    /// Returns the hash of an attribute's value. The ETag of a directory changes with every change of any attribute,
+    /// because a directory is too large to hash for each parked request after each write.
+    fn etag(&self) -> Etag {
+        match &self.at {
+            GuestNode::Attribute(bytes) => Etag::of(&bytes.clone().into()),
+            GuestNode::All | GuestNode::Namespace(..) => {
+                let version = RUN.wrapping_add(self.mailbox.attributes_version());
+                Etag::of(&version.to_be_bytes().to_vec().into())
+            }
+        }
+    }
+
+    fn value(&self) -> Value {
+        match &self.at {
+            GuestNode::Attribute(bytes) => String::from_utf8_lossy(bytes).into(),
+            GuestNode::All | GuestNode::Namespace(..) => {
+                let members = self.children().into_iter().map(|(name, child)| (name, child.value()));
+                members.collect::<Map<String, Value>>().into()
+            }
+        }
+    }
+}
+
+impl TreeNode for GuestView<'_> {
+    fn shape(&self) -> NodeShape {
+        if matches!(self.at, GuestNode::Attribute(_)) { NodeShape::Leaf } else { NodeShape::Directory }
+    }
+
+    fn children(&self) -> Vec<(String, Self)> {
+        let view = |at| Self { mailbox: self.mailbox, at };
+        match &self.at {
+            GuestNode::All => {
+                let namespace = |(name, keys): (String, Vec<String>)| {
+                    (name.clone(), view(GuestNode::Namespace(name, keys)))
+                };
+                self.mailbox.attributes().into_iter().map(namespace).collect()
+            }
+            GuestNode::Namespace(namespace, keys) => {
+                let attribute = |key: &String| {
+                    let bytes = self.mailbox.attribute(namespace, key)?;
+                    Some((key.clone(), view(GuestNode::Attribute(bytes))))
+                };
+                keys.iter().filter_map(attribute).collect()
+            }
+            GuestNode::Attribute(_) => Vec::new(),
+        }
+    }
+
+    fn json(&self) -> Body {
+        self.value().to_string().into()
+    }
+
+    fn text(&self) -> Body {
+        match &self.at {
+            GuestNode::Attribute(bytes) => bytes.clone().into(),
+            GuestNode::All | GuestNode::Namespace(..) => Body::default(),
+        }
+    }
+}
+
+// `identity`: tokens of the node's issuer in the form of Google's, for a service account without a token of its own.
+//
+// | Claim | Value | In |
+// |---|---|---|
+// | `aud` | the parameter `audience` | each |
+// | `sub`, `azp` | the VM's subject, as in `/v1/identity/jwt` | each |
+// | `email`, `email_verified` | the account's `email`, if the record has it; `true` | `format=full` |
+// | `google.compute_engine` | project, zone, and the VM's id and name, as in the tree | `format=full` |
+//
+// Google puts the account's number into `sub` and `azp`. An account here has no number, and several VMs may have one
+// account. Records state neither a time of creation nor licences, so these claims are absent, also with
+// `licenses=TRUE`.
+
+static NO_AUDIENCE: LazyLock<Response> =
+    LazyLock::new(|| flavoured(StatusCode(400), TEXT, &[], "non-empty audience parameter required\n"));
+static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| {
+    flavoured(StatusCode(400), TEXT, &[], format!("expected an audience of {}\n", Audience::FORM))
+});
+
+/// The forms of one VM's tokens.
+struct GceTokenFormats {
+    issuer: Arc<VmIssuer>,
+    standard: Arc<CloudClaims>,
+    full: Arc<CloudClaims>,
+}
+
+impl GceTokenFormats {
+    fn new(record: &Record, issuer: &Arc<VmIssuer>) -> Self {
+        let mut claims = Map::new();
+        claims.insert("azp".to_owned(), issuer.subject().into());
+        let standard = CloudClaims { name: "google", claims: claims.clone() };
+        let account = record.credentials.service_account.as_ref();
+        if let Some(email) = account.and_then(|account| account.email.as_ref()) {
+            claims.insert("email".to_owned(), email.as_str().into());
+            claims.insert("email_verified".to_owned(), true.into());
+        }
+        claims.insert("google".to_owned(), json!({ "compute_engine": compute_engine(record) }));
+        let full = CloudClaims { name: "google_full", claims };
+        Self { issuer: Arc::clone(issuer), standard: standard.into(), full: full.into() }
+    }
+
+    /// Answers a request for a token, or parks it while the token is signed.
+    fn answer(&self, call: &LiveRequest<'_>, query: &Query) -> LiveOutcome {
+        let Some(audience) = query.audience.as_deref().filter(|audience| !audience.is_empty()) else {
+            return NO_AUDIENCE.clone().into();
+        };
+        let Some(audience) = Audience::parse(audience) else { return BAD_AUDIENCE.clone().into() };
+        let form = if query.full { &self.full } else { &self.standard };
+        let wanted = SigningRequest::Token { audience, form: Some(Arc::clone(form)) };
+        let issued = |token: IssuedToken| found(PLAIN, Etag::of(&token.text.clone().into()), token.text);
+        issue(call, &self.issuer, &wanted, issued, refused)
+    }
+}
+
+/// Builds a refusal. Google's libraries retry a 429 and a 503.
+fn refused(why: TokenRefusal) -> Response {
+    match why {
+        TokenRefusal::Audience => refusal(StatusCode(403), &[]),
+        TokenRefusal::TooMany => refusal(StatusCode(429), &[("Retry-After", "1")]),
+        TokenRefusal::Unavailable => refusal(StatusCode(503), &[("Retry-After", "1")]),
+    }
+}
+
+fn compute_engine(record: &Record) -> Value {
+    json!({
+        "instance_id": record.numeric_id().to_string(),
+        "instance_name": record.vm.name.as_str(),
+        "project_id": record.vm.project.id.as_str(),
+        "project_number": record.vm.project.number,
+        "zone": record.placement.zone.as_str(),
+    })
 }

@@ -3,9 +3,6 @@
 //! cloud-init (`DataSourceHetzner.py`) requires every document: an empty list means no private networks, 204 means no
 //! user-data. It configures the NICs of private networks by DHCP itself, so network-config contains only other NICs.
 
-#[cfg(test)]
-mod tests;
-
 use std::net::IpAddr;
 
 use bytes::Bytes;
@@ -13,11 +10,10 @@ use serde_json::{Map, Value};
 
 use std::time::Duration;
 
-use super::addresses::{IpVersion, gateway, given, known, network_of, public_keys, speaks};
-use super::document_tree::DocumentTree;
-use super::network_v1::{Resolvers, version_1};
+use super::document::DocumentTree;
+use super::network_config::{Resolvers, version_1};
+use super::record_values::{IpVersion, gateway, given, known, payload_text, public_keys, speaks};
 use super::route_builder::{RouteBuilder, YAML};
-use super::text::payload_text;
 use super::yaml;
 use super::{Description, Mount};
 use crate::dialect::json::json;
@@ -32,28 +28,28 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 );
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     let mut network_config = version_1(&record.network, Resolvers::Subnets, |n, _| !is_private(record, n));
     name_families(&mut network_config);
-    let networks = sheet.found(YAML, yaml::document(&private_networks(record)));
-    sheet.open("/hetzner/v1/metadata/private-networks", networks);
-    let config = sheet.found(YAML, yaml::document(&network_config));
-    sheet.open("/hetzner/v1/metadata/network-config", config);
+    let networks = routes.found(YAML, yaml::document(&private_networks(record)));
+    routes.open("/hetzner/v1/metadata/private-networks", networks);
+    let config = routes.found(YAML, yaml::document(&network_config));
+    routes.open("/hetzner/v1/metadata/network-config", config);
 
     let user_data = match &record.user_data {
-        Some(payload) => sheet.payload(payload),
-        None => sheet.share(Response::new(StatusCode(204), None, &[], "")),
+        Some(payload) => routes.payload(payload),
+        None => routes.share(Response::new(StatusCode(204), None, &[], "")),
     };
-    sheet.open("/hetzner/v1/userdata", user_data.clone());
+    routes.open("/hetzner/v1/userdata", user_data.clone());
     // systemd reads user-data at this path, because all its keys have one base path.
-    sheet.open("/hetzner/v1/metadata/userdata", user_data);
+    routes.open("/hetzner/v1/metadata/userdata", user_data);
 
     let leaves = leaves(record);
     let mut document = leaves.clone();
     document.insert("network-config".into(), network_config);
-    let whole = whole(record, document, sheet);
-    let leaves = DocumentTree::of(sheet.document(&leaves.into())).with_whole(whole);
-    sheet.live_below("/hetzner/v1/metadata", Methods::READ, &[], leaves);
+    let whole = whole(record, document, routes);
+    let leaves = DocumentTree::of(routes.document(&leaves.into())).with_whole(whole);
+    routes.live_below("/hetzner/v1/metadata", Methods::READ, &[], leaves);
 }
 
 /// Names the subnets as Hetzner does: a family is a member of its own, and a static subnet of either is `static`. Talos
@@ -85,16 +81,16 @@ fn leaves(record: &Record) -> Map<String, Value> {
 }
 
 /// Returns the document. Vendor-data is a separate piece of its body, which VMs share.
-fn whole(record: &Record, document: Map<String, Value>, sheet: &mut RouteBuilder<'_>) -> Response {
-    let Some(vendor_data) = payload_text(record.vendor_data.as_ref()) else { return sheet.unread() };
+fn whole(record: &Record, document: Map<String, Value>, routes: &mut RouteBuilder<'_>) -> Response {
+    let Some(vendor_data) = payload_text(record.vendor_data.as_ref()) else { return routes.unread() };
     let text = yaml::document(&document.into());
     if record.vendor_data.is_none() {
-        return sheet.found(YAML, text);
+        return routes.found(YAML, text);
     }
-    let vendor_data = sheet.yaml_scalar(&vendor_data);
+    let vendor_data = routes.yaml_scalar(&vendor_data);
     let newline = Bytes::from_static(b"\n");
     let before = format!("{text}vendor_data: ").into_boxed_str().into_boxed_bytes();
-    sheet.own(YAML, Body::join([before.into(), vendor_data, newline]))
+    routes.own(YAML, Body::join([before.into(), vendor_data, newline]))
 }
 
 /// Returns the first address that reaches the VM from outside: a translated one, or its own.
@@ -129,7 +125,7 @@ fn private_networks(record: &Record) -> Value {
             "network_name": nic.network_id.as_ref().map_or(nic.id.as_str(), |id| id.as_str()),
         });
         if let Some((address, cidr)) = addresses.next() {
-            let network = network_of(cidr).to_string();
+            let network = cidr.network().to_string();
             entry["ip"] = cidr.address.to_string().into();
             entry["gateway"] = gateway(address).into();
             entry["network"] = network.clone().into();
@@ -139,4 +135,147 @@ fn private_networks(record: &Record) -> Value {
         entry
     };
     private_nics(record).enumerate().map(network).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::dialect::tests::{ask_with, full, parse, render, rendered};
+    use crate::http::{Method, Response};
+    use crate::store::{Interner, Responses};
+
+    fn get(responses: &Responses, name: &str) -> Response {
+        ask_with(responses, Method::Get, &format!("/hetzner/v1/{name}"), &[], b"")
+    }
+
+    fn yaml(responses: &Responses, name: &str) -> Value {
+        serde_yaml::from_slice(&get(responses, name).body().to_bytes()).expect("YAML")
+    }
+
+    fn text(responses: &Responses, name: &str) -> (u16, String) {
+        let answer = get(responses, name);
+        (answer.status().0, String::from_utf8(answer.body().to_bytes().to_vec()).expect("text"))
+    }
+
+    #[test]
+    fn leaves_equal_the_members_of_the_document() {
+        let responses = rendered(&full());
+        for (leaf, value) in [
+            ("hostname", "web-1.example.internal"),
+            ("region", "local"),
+            ("availability-zone", "local-a"),
+            ("public-ipv4", "203.0.113.7"),
+            ("userdata", "#cloud-config\nruncmd:\n- [touch, /run/ud-ok]\n"),
+        ] {
+            assert_eq!(text(&responses, &format!("metadata/{leaf}")), (200, value.to_owned()), "{leaf}");
+        }
+        let document = yaml(&responses, "metadata");
+        assert_eq!(yaml(&responses, "metadata/network-config"), document["network-config"]);
+        for leaf in ["public-keys/1", "hostname/x", "vendor_data", "nope"] {
+            assert_eq!(text(&responses, &format!("metadata/{leaf}")).0, 404, "{leaf}");
+        }
+    }
+
+    #[test]
+    fn vendor_data_reads_back_and_is_held_once_for_all_vms() {
+        let mut interner = Interner::new();
+        let vendor_data = "#cloud-config\n# é\t\"🚀\" \\ : - \n".repeat(600);
+        let pieces: Vec<_> = (0..3)
+            .map(|n| {
+                let mut record = full();
+                record["vm"]["numeric_id"] = json!(n + 1);
+                record["vendor_data"] = json!({ "text": vendor_data });
+                let responses = render(&parse(&record), &mut interner);
+                let document = yaml(&responses, "metadata");
+                assert_eq!(
+                    (&document["vendor_data"], &document["instance-id"]),
+                    (&json!(vendor_data), &json!(n + 1))
+                );
+                get(&responses, "metadata").body().pieces()[1].as_ptr()
+            })
+            .collect();
+        assert!(pieces.iter().all(|piece| *piece == pieces[0]));
+    }
+
+    #[test]
+    fn absent_values_are_left_out() {
+        let mut record = full();
+        for field in ["user_data", "vendor_data", "ssh_keys", "network"] {
+            record.as_object_mut().expect("a mapping").remove(field);
+        }
+        let responses = rendered(&record);
+        let document = yaml(&responses, "metadata");
+        let keys: Vec<_> = document.as_object().expect("a mapping").keys().map(String::as_str).collect();
+        assert_eq!(
+            keys,
+            ["availability-zone", "hostname", "instance-id", "network-config", "public-keys", "region"]
+        );
+        assert_eq!(document["network-config"], json!({"version": 1, "config": []}));
+        assert_eq!(text(&responses, "metadata/private-networks"), (200, "[]\n".to_owned()));
+        assert_eq!(text(&responses, "metadata/public-keys"), (200, "[]".to_owned()));
+        assert_eq!(text(&responses, "metadata/public-ipv4").0, 404);
+        for name in ["userdata", "metadata/userdata"] {
+            assert_eq!(text(&responses, name), (204, String::new()), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_public_address_is_a_translated_or_a_globally_routed_one() {
+        for (addresses, public) in [
+            (json!([{"method": "static", "address": "10.0.2.15/24"}]), Value::Null),
+            (json!([{"method": "static", "address": "198.51.100.9/24"}]), json!("198.51.100.9")),
+            (
+                json!([{"method": "dhcp4", "address": "10.0.0.9/24", "public": "192.0.2.1"}]),
+                json!("192.0.2.1"),
+            ),
+            (json!([{"method": "dhcp4"}]), Value::Null),
+            (json!([{"method": "static", "address": "2001:db8::1/64"}]), Value::Null),
+        ] {
+            let mut record = full();
+            record["network"]["nics"][0]["addresses"] = addresses.clone();
+            let document = yaml(&rendered(&record), "metadata");
+            assert_eq!(document.get("public-ipv4").cloned().unwrap_or_default(), public, "{addresses}");
+        }
+    }
+
+    #[test]
+    fn each_nic_is_in_one_document_and_private_networks_are_ipv4() {
+        let mut record = full();
+        let nics = record["network"]["nics"].as_array_mut().expect("NICs");
+        nics[1]["addresses"] = json!([
+            {"method": "static", "address": "192.168.7.5/24", "gateway": "192.168.7.1"},
+            {"method": "static", "address": "192.168.7.6/24"},
+            {"method": "slaac"},
+        ]);
+        nics.push(json!({"id": "n2", "mac": "52:54:00:12:34:58", "addresses": [{"method": "dhcp4"}]}));
+        nics.push(json!({"id": "n3", "mac": "52:54:00:12:34:59", "addresses": [{"method": "slaac"}]}));
+        let responses = rendered(&record);
+        let networks = json!([
+            {
+                "alias_ips": ["192.168.7.6"], "gateway": "192.168.7.1", "interface_num": 2, "ip": "192.168.7.5",
+                "mac_address": "52:54:00:12:34:57", "network": "192.168.7.0/24", "network_id": 1,
+                "network_name": "net-b", "subnet": "192.168.7.0/24",
+            },
+            {
+                "alias_ips": [], "interface_num": 3, "mac_address": "52:54:00:12:34:58", "network_id": 2,
+                "network_name": "n2",
+            },
+        ]);
+        assert_eq!(yaml(&responses, "metadata/private-networks"), networks);
+        let config = yaml(&responses, "metadata/network-config");
+        let names: Vec<_> =
+            config["config"].as_array().expect("a list").iter().map(|nic| nic["name"].clone()).collect();
+        assert_eq!(names, ["eth0", "n3"]);
+    }
+
+    #[test]
+    fn unread_vendor_data_delays_the_document_and_not_the_leaves() {
+        let mut record = full();
+        record["vendor_data"] = json!({"source": {"file": "vendor-data"}});
+        let responses = rendered(&record);
+        for (name, status) in [("metadata", 503), ("metadata/hostname", 200), ("userdata", 200)] {
+            assert_eq!(text(&responses, name).0, status, "{name}");
+        }
+    }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::LazyLock;
 
-use super::route_builder::{JSON, RouteBuilder};
+use super::route_builder::{JSON, RouteBuilder, computed};
+use super::tokens::UNPROXIED;
 use super::{AccessCondition, Description, Mount};
 use crate::http::{Response, StatusCode};
 use crate::record::Record;
 use crate::record::values::{Secret, Timestamp};
-use crate::store::{Condition, LiveOutcome, LiveRequest, LiveRoute, Methods, RequestGuard};
+use crate::store::{Condition, Methods, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -24,10 +25,7 @@ pub(super) static DIALECT: Description = Description::new(
 static GUARDS: LazyLock<[RequestGuard; 2]> = LazyLock::new(|| {
     let missing = r#"{"error":"missing_header","message":"Metadata: true header is required"}"#;
     [
-        RequestGuard {
-            condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
-            otherwise: Response::error(StatusCode(403), &[]),
-        },
+        UNPROXIED[0].clone(),
         RequestGuard {
             condition: Condition::HeaderIs { name: "Metadata", value: "true" },
             otherwise: json(StatusCode(400), missing),
@@ -39,9 +37,9 @@ fn json(status: StatusCode, document: &str) -> Response {
     Response::new(status, Some(JSON), &[], format!("{document}\n"))
 }
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let identity = sheet.found(JSON, format!("{}\n", identity(record)));
-    sheet.guarded("/v1/identity", &*GUARDS, identity);
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    let identity = routes.found(JSON, format!("{}\n", identity(record)));
+    routes.guarded("/v1/identity", &*GUARDS, identity);
     match token(record) {
         Some((text, expires)) => {
             let document = format!(
@@ -49,17 +47,22 @@ fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
                 quoted(text.expose()),
                 quoted(expires.as_str())
             );
-            let current = sheet.share(json(StatusCode(200), &document));
-            let expired = sheet.share(unavailable("the token has expired"));
-            let token = Token { current, expired, expires: expires.unix_seconds() };
-            sheet.live("/v1/token", Methods::READ, &*GUARDS, token);
+            let current = routes.share(json(StatusCode(200), &document));
+            let expired = routes.share(unavailable("the token has expired"));
+            let expires = expires.unix_seconds();
+            // A newer token comes with a newer record.
+            let token = computed("the service account's token until it expires", move |call| {
+                let now = i64::try_from(call.now.unix_seconds).unwrap_or(i64::MAX);
+                if now < expires { current.clone() } else { expired.clone() }
+            });
+            routes.live("/v1/token", Methods::READ, &*GUARDS, token);
         }
         None => {
-            let none = sheet.share(unavailable("no token source"));
-            sheet.guarded("/v1/token", &*GUARDS, none);
+            let none = routes.share(unavailable("no token source"));
+            routes.guarded("/v1/token", &*GUARDS, none);
         }
     }
-    sheet.text("/healthz", "OK");
+    routes.text("/healthz", "OK");
 }
 
 fn identity(record: &Record) -> String {
@@ -82,27 +85,6 @@ fn unavailable(why: &str) -> Response {
     json(StatusCode(500), &format!(r#"{{"error":"token_unavailable","message":{}}}"#, quoted(why)))
 }
 
-/// Serves the token until it expires. A newer token comes with a newer record.
-#[derive(Debug)]
-struct Token {
-    current: Response,
-    expired: Response,
-    /// In Unix seconds.
-    expires: i64,
-}
-
-impl LiveRoute for Token {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let now = i64::try_from(call.now.unix_seconds).unwrap_or(i64::MAX);
-        let answer = if now < self.expires { &self.current } else { &self.expired };
-        answer.clone().into()
-    }
-
-    fn about(&self) -> &'static str {
-        "the service account's token until it expires"
-    }
-}
-
 /// Returns a JSON string.
 fn quoted(text: &str) -> serde_json::Value {
     text.into()
@@ -112,9 +94,8 @@ fn quoted(text: &str) -> serde_json::Value {
 mod tests {
     use serde_json::json;
 
-    use crate::dialect::tests::{NOW_UNIX, ask_with, full, parse, render};
+    use crate::dialect::tests::{NOW, ask_with, full, rendered};
     use crate::http::Method;
-    use crate::store::Interner;
 
     #[test]
     fn a_token_is_served_until_the_second_it_expires() {
@@ -122,14 +103,14 @@ mod tests {
             let time = time::OffsetDateTime::from_unix_timestamp(unix).expect("a time");
             time.format(&time::format_description::well_known::Rfc3339).expect("RFC 3339")
         };
-        let now = i64::try_from(NOW_UNIX).expect("this century");
+        let now = i64::try_from(NOW).expect("this century");
         for (expires, status, wanted) in [
             (expires(now + 1), 200, "\"token\":\"t\""),
             (expires(now), 500, "\"error\":\"token_unavailable\",\"message\":\"the token has expired\""),
         ] {
             let mut record = full();
             record["credentials"]["service_account"]["token"] = json!({"text": "t", "expires": expires});
-            let responses = render(&parse(&record), &mut Interner::new());
+            let responses = rendered(&record);
             let answer = ask_with(&responses, Method::Get, "/v1/token", &[("metadata", "True")], b"");
             assert_eq!(answer.status().0, status, "{expires}");
             let body = String::from_utf8(answer.body().to_bytes().to_vec()).expect("text");

@@ -5,14 +5,16 @@
 
 use serde_json::{Map, Value};
 
-use super::nocloud_network::{self, Gateways, ROUTES_SINCE};
+use super::common::cloud_init;
+use super::network_config::{self, Gateways, ROUTES_SINCE};
+use super::record_values::public_keys;
 use super::route_builder::{RouteBuilder, YAML};
-use super::{Description, Mount, client, yaml};
+use super::{Description, Mount, yaml};
 use crate::http::{Response, StatusCode};
 use crate::record::network::NetworkMode;
 use crate::record::vm::Payload;
 use crate::record::{AbsentSeed, RESERVED_KEYS, Record};
-use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods};
+use crate::store::LiveRequest;
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -25,47 +27,36 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 );
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let meta_data = sheet.found(YAML, yaml::document(&meta_data(record)));
-    sheet.open("/v1/meta-data", meta_data);
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    let meta_data = routes.found(YAML, yaml::document(&meta_data(record)));
+    routes.open("/v1/meta-data", meta_data);
     for (path, payload) in [("/v1/user-data", &record.user_data), ("/v1/vendor-data", &record.vendor_data)] {
-        let response = payload.as_ref().map(|payload: &Payload| sheet.payload(payload));
-        let response = response.unwrap_or_else(|| absent(record, sheet));
-        sheet.open(path, response);
+        let response = payload.as_ref().map(|payload: &Payload| routes.payload(payload));
+        let response = response.unwrap_or_else(|| absent(record, routes));
+        routes.open(path, response);
     }
     let network = match network_config(record, Gateways::Members) {
-        Some(text) => sheet.found(YAML, text),
-        None => absent(record, sheet),
+        Some(text) => routes.found(YAML, text),
+        None => absent(record, routes),
     };
     match network_config(record, Gateways::Routes) {
         Some(text) if network.body().to_bytes() != text.as_bytes() => {
-            let newer = sheet.found(YAML, text);
-            sheet.live("/v1/network-config", Methods::READ, &[], NetworkConfig { any: network, newer });
+            let newer = routes.found(YAML, text);
+            let about = "the network; default gateways as routes for cloud-init from 25.3 on";
+            routes.either("/v1/network-config", &[], about, reads_routes, newer, network);
         }
-        _ => sheet.open("/v1/network-config", network),
+        _ => routes.open("/v1/network-config", network),
     }
 }
 
-/// Serves the form that every client understands, and to newer versions of cloud-init the one that is not deprecated.
-#[derive(Debug)]
-struct NetworkConfig {
-    any: Response,
-    newer: Response,
+/// Returns whether the client is a cloud-init that gets the form which is not deprecated. Others get the one that every
+/// client understands.
+fn reads_routes(call: &LiveRequest<'_>) -> bool {
+    cloud_init(call.request).is_some_and(|version| version >= ROUTES_SINCE)
 }
 
-impl LiveRoute for NetworkConfig {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let is_newer = client::cloud_init(call.request).is_some_and(|version| version >= ROUTES_SINCE);
-        if is_newer { self.newer.clone() } else { self.any.clone() }.into()
-    }
-
-    fn about(&self) -> &'static str {
-        "the network; default gateways as routes for cloud-init from 25.3 on"
-    }
-}
-
-fn absent(record: &Record, sheet: &mut RouteBuilder<'_>) -> Response {
-    sheet.share(match record.serve.absent_seed {
+fn absent(record: &Record, routes: &mut RouteBuilder<'_>) -> Response {
+    routes.share(match record.serve.absent_seed {
         AbsentSeed::NoContent => Response::new(StatusCode(204), None, &[], ""),
         AbsentSeed::NotFound => Response::error(StatusCode(404), &[]),
     })
@@ -85,11 +76,11 @@ fn meta_data(record: &Record) -> Value {
     own("availability-zone", record.placement.zone.as_str().into());
     own("region", record.placement.region.as_str().into());
     if !record.ssh_keys.is_empty() {
-        own("public-keys", record.ssh_keys.iter().map(|key| key.key.as_str()).collect());
+        own("public-keys", public_keys(record));
     }
     if record.serve.legacy_eni && record.network.mode == NetworkMode::Auto && !record.network.nics.is_empty()
     {
-        own("network-interfaces", nocloud_network::interfaces(&record.network).into());
+        own("network-interfaces", network_config::interfaces(&record.network).into());
     }
     document.into()
 }
@@ -99,7 +90,7 @@ fn network_config(record: &Record, form: Gateways) -> Option<String> {
     let network = &record.network;
     match (network.mode, &network.raw) {
         (NetworkMode::Auto, _) if !network.nics.is_empty() => {
-            Some(yaml::document(&nocloud_network::version_2(network, form)))
+            Some(yaml::document(&network_config::version_2(network, form)))
         }
         (NetworkMode::Raw, Some(Value::String(text))) => Some(text.clone()),
         (NetworkMode::Raw, Some(mapping)) => Some(yaml::document(mapping)),

@@ -1,20 +1,21 @@
 //! Collects the routes that dialects add.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::demand::claims;
+use super::claims;
 use super::document::JsonDocument;
 use super::yaml;
 use crate::http::{Body, Response, StatusCode};
 use crate::identity::VmIssuer;
 use crate::record::vm::Payload;
 use crate::store::{
-    Datasource, Endpoint, Host, Interner, LiveRoute, Methods, Notation, RequestGuard, RequestLimit,
-    Responses, ResponsesBuilder, Route, VmState,
+    Datasource, Endpoint, Host, Interner, LiveOutcome, LiveRequest, LiveRoute, Methods, Notation,
+    RequestGuard, RequestLimit, Responses, ResponsesBuilder, Route, VmState,
 };
 
 /// Type of text bodies. Without the charset some clients assume ISO-8859-1.
@@ -131,6 +132,10 @@ impl<'a> RouteBuilder<'a> {
         self.share(Response::error(StatusCode(503), &[("Retry-After", "1")]))
     }
 
+    fn route(&self, endpoint: Endpoint) -> Route {
+        Route::of(self.dialect, self.datasource, endpoint)
+    }
+
     fn add(&mut self, path: impl Into<Cow<'static, str>>, route: Route) {
         let path = path.into();
         let claims = claims(self.host, &path);
@@ -156,8 +161,8 @@ impl<'a> RouteBuilder<'a> {
         guards: &'static [RequestGuard],
         response: Response,
     ) {
-        let route = Route::of(self.dialect, self.datasource, Endpoint::Fixed(response)).guarded(guards);
-        self.add(path, route);
+        let route = self.route(Endpoint::Fixed(response));
+        self.add(path, route.guarded(guards));
     }
 
     /// Adds a route with guards that is answered per request.
@@ -168,7 +173,7 @@ impl<'a> RouteBuilder<'a> {
         guards: &'static [RequestGuard],
         live: impl LiveRoute + 'static,
     ) {
-        let route = Route::of(self.dialect, self.datasource, Endpoint::Live(Arc::new(live)));
+        let route = self.route(Endpoint::Live(Arc::new(live)));
         self.add(path, route.guarded(guards).methods(methods));
     }
 
@@ -180,8 +185,24 @@ impl<'a> RouteBuilder<'a> {
         guards: &'static [RequestGuard],
         live: impl LiveRoute + 'static,
     ) {
-        let route = Route::of(self.dialect, self.datasource, Endpoint::Live(Arc::new(live)));
+        let route = self.route(Endpoint::Live(Arc::new(live)));
         self.add(path, route.guarded(guards).methods(methods).and_below());
+    }
+
+    /// Adds a route with guards for GET and HEAD with two responses: `first` to the requests that `takes_first`
+    /// accepts, `other` to the others.
+    pub(super) fn either(
+        &mut self,
+        path: impl Into<Cow<'static, str>>,
+        guards: &'static [RequestGuard],
+        about: &'static str,
+        takes_first: fn(&LiveRequest<'_>) -> bool,
+        first: Response,
+        other: Response,
+    ) {
+        let either =
+            move |call: &LiveRequest<'_>| if takes_first(call) { first.clone() } else { other.clone() };
+        self.live(path, Methods::READ, guards, computed(about, either));
     }
 
     /// Adds a route with guards for requests with the header field. Other requests get the path's other route, if
@@ -193,8 +214,37 @@ impl<'a> RouteBuilder<'a> {
         guards: &'static [RequestGuard],
         response: Response,
     ) {
-        let route =
-            Route::of(self.dialect, self.datasource, Endpoint::Fixed(response)).guarded(guards).when(header);
-        self.add(path, route);
+        let route = self.route(Endpoint::Fixed(response));
+        self.add(path, route.guarded(guards).when(header));
+    }
+}
+
+/// Returns a live route with the answers of a function. `about` describes them for people.
+pub(super) fn computed<R: Into<LiveOutcome>>(
+    about: &'static str,
+    answer: impl Fn(&LiveRequest<'_>) -> R + Send + Sync + 'static,
+) -> impl LiveRoute {
+    ComputedRoute { about, answer: move |call: &LiveRequest<'_>| answer(call).into() }
+}
+
+struct ComputedRoute<F> {
+    about: &'static str,
+    answer: F,
+}
+
+impl<F> fmt::Debug for ComputedRoute<F> {
+    /// Leaves out what the function captures: it may be a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ComputedRoute").field("about", &self.about).finish_non_exhaustive()
+    }
+}
+
+impl<F: Fn(&LiveRequest<'_>) -> LiveOutcome + Send + Sync> LiveRoute for ComputedRoute<F> {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
+        (self.answer)(call)
+    }
+
+    fn about(&self) -> &'static str {
+        self.about
     }
 }

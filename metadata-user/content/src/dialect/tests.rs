@@ -1,6 +1,9 @@
-//! Properties that hold for every record, in addition to the test vectors.
+//! Properties that hold for every record, in addition to the test vectors, and a guest without a network.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,15 +11,60 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::render as render_for;
+use super::{AccessCondition, Mount, all, computation_timeout};
 use crate::http::{Headers, Method, Request, RequestTarget, Response};
+use crate::identity::{IssuedToken, Issuer, Order, SigningJob};
 use crate::record::{RESERVED_KEYS, Record};
-use crate::store::{Endpoint, Interner, LiveOutcome, Responses, VmState};
+use crate::store::{Endpoint, Host, Interner, LiveOutcome, ParkedCall, Responses, VmState};
 use metadata_common::addresses::Connection;
 use metadata_common::time::Now;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
-/// Time of requests: 2026-11-21T00:00:00Z.
-pub(super) const NOW_UNIX: u64 = 1_795_219_200;
+/// Time of requests, in Unix seconds: 2026-11-21T00:00:00Z.
+pub(super) const NOW: u64 = 1_795_219_200;
+
+/// A request to the responses of a VM, without a network.
+#[derive(Clone, Copy)]
+pub(super) struct TestRequest<'a> {
+    pub(super) now: Now,
+    pub(super) local: (&'a str, u16),
+    pub(super) source_port: u16,
+    pub(super) method: Method,
+    pub(super) target: RequestTarget<'a>,
+    pub(super) fields: &'a [(&'a str, &'a str)],
+    pub(super) body: &'a [u8],
+    /// The previous outcome of the same request.
+    pub(super) parked: Option<&'a ParkedCall>,
+}
+
+impl<'a> TestRequest<'a> {
+    /// A request to 169.254.169.254 without header fields and body.
+    pub(super) fn new(method: Method, target: &'a str, fields: &'a [(&'a str, &'a str)]) -> Self {
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let now = Now { mono: Duration::ZERO, unix_seconds: NOW };
+        let (local, target) = (("169.254.169.254", 80), RequestTarget { path, query });
+        Self { now, local, source_port: 40_000, method, target, fields, body: b"", parked: None }
+    }
+
+    pub(super) fn send(self, responses: &Responses) -> LiveOutcome {
+        let field = |(name, value): &(&'a str, &'a str)| httparse::Header { name, value: value.as_bytes() };
+        let fields: Vec<_> = self.fields.iter().map(field).collect();
+        let Self { method, target, body, .. } = self;
+        let request = Request { method, target, headers: Headers::new(&fields), body };
+        let address = |text: &str| -> IpAddr { text.parse().expect("an address") };
+        let local = (address(self.local.0), self.local.1);
+        let connection = Connection { slot: 0, local, remote: (address("10.0.2.15"), self.source_port) };
+        responses.answer(self.now, &connection, &request, self.parked)
+    }
+
+    /// Sends a request that is not parked.
+    pub(super) fn answer(self, responses: &Responses) -> Response {
+        match self.send(responses) {
+            LiveOutcome::Ready(response) | LiveOutcome::Changed(response) => response,
+            LiveOutcome::Park(parked) => panic!("{} is parked: {parked:?}", self.target.path),
+        }
+    }
+}
 
 fn ask(responses: &Responses, method: Method, path: &str) -> Response {
     ask_with(responses, method, path, &[("Metadata", "true")], b"")
@@ -30,43 +78,36 @@ pub(super) fn ask_with(
     fields: &[(&str, &str)],
     body: &[u8],
 ) -> Response {
-    ask_at(("169.254.169.254", 40_000), responses, method, path, fields, body)
+    TestRequest { body, ..TestRequest::new(method, path, fields) }.answer(responses)
 }
 
-/// Like [`ask_with`], to another address and from another port.
-pub(super) fn ask_at(
-    (address, source_port): (&str, u16),
-    responses: &Responses,
-    method: Method,
-    path: &str,
-    fields: &[(&str, &str)],
-    body: &[u8],
-) -> Response {
-    let fields: Vec<_> =
-        fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
-    let (path, query) = path.split_once('?').unwrap_or((path, ""));
-    let target = RequestTarget { path, query };
-    let request = Request { method, target, headers: Headers::new(&fields), body };
-    let address = address.parse().expect("an address");
-    let remote = "10.0.2.15".parse().expect("an address");
-    let connection = Connection { slot: 0, local: (address, 80), remote: (remote, source_port) };
-    let now = Now { mono: std::time::Duration::ZERO, unix_seconds: NOW_UNIX };
-    match responses.answer(now, &connection, &request, None) {
-        LiveOutcome::Ready(response) | LiveOutcome::Changed(response) => response,
-        LiveOutcome::Park(parked) => panic!("{path} is parked: {parked:?}"),
-    }
-}
-
+/// Renders a record that is served without an issuer.
 pub(super) fn render(record: &Record, interner: &mut Interner) -> Responses {
     render_for(record, interner, VmState::alone(record.vm.uuid.as_str()))
 }
 
+/// Like [`render`], from the record's value.
+pub(super) fn rendered(record: &Value) -> Responses {
+    render(&parse(record), &mut Interner::new())
+}
+
+/// Returns the full record as a value that a test can change.
 pub(super) fn full() -> Value {
     serde_yaml::from_str(FULL).expect("the full record is YAML")
 }
 
-pub(super) fn parse(value: &Value) -> Record {
-    Record::parse("test.json", &value.to_string()).expect("a good record").0
+/// Returns the full record without its optional fields.
+pub(super) fn bare() -> Value {
+    let mut record = full();
+    let members = record.as_object_mut().expect("a record is a mapping");
+    members.retain(|field, _| {
+        matches!(field.as_str(), "schema" | "generation" | "vm" | "hostname" | "placement")
+    });
+    record
+}
+
+pub(super) fn parse(record: &Value) -> Record {
+    Record::parse("test.json", &record.to_string()).expect("a good record").0
 }
 
 /// Returns the full record with a field replaced.
@@ -74,6 +115,160 @@ pub(super) fn with(field: &str, value: Value) -> Record {
     let mut record = full();
     record[field] = value;
     parse(&record)
+}
+
+/// Orders that wait for their signature.
+pub(super) type Orders = Arc<Mutex<Vec<Order>>>;
+
+/// Returns the guest of a VM whose node has an issuer, and its orders.
+pub(super) fn issued(record: &Value, signs_documents: bool) -> (DialectGuest, Orders) {
+    let orders = Orders::default();
+    let list = Arc::clone(&orders);
+    let issuer = Issuer::new(None, move |order| {
+        list.lock().expect("sound").push(*order);
+        true
+    });
+    issuer.set_signs_documents(signs_documents);
+    let record = parse(record);
+    let vm = VmState::alone(record.vm.uuid.as_str()).issued_by(&issuer, &record);
+    (DialectGuest::with(&record, vm), orders)
+}
+
+/// Takes the last order, which must exist.
+pub(super) fn ordered(orders: &Orders) -> Order {
+    orders.lock().expect("sound").pop().expect("an order")
+}
+
+/// Signs an order with this text, for a minute.
+pub(super) fn sign(order: Order, text: &'static str) {
+    order.signed(IssuedToken { text: text.into(), issued: NOW, expires: NOW + 60 });
+}
+
+/// The guest of one VM.
+pub(super) struct DialectGuest {
+    responses: Responses,
+    pub(super) now: u64,
+}
+
+impl DialectGuest {
+    pub(super) fn of(record: &Value) -> Self {
+        let record = parse(record);
+        Self::with(&record, VmState::alone(record.vm.uuid.as_str()))
+    }
+
+    pub(super) fn with(record: &Record, vm: VmState) -> Self {
+        Self { responses: render_for(record, &mut Interner::new(), vm), now: NOW }
+    }
+
+    /// Returns the guest of the same VM after a change of its record.
+    pub(super) fn changed(&self, record: &Value) -> Self {
+        Self::with(&parse(record), self.responses.vm().clone())
+    }
+
+    fn request<'a>(
+        &self,
+        method: Method,
+        target: &'a str,
+        fields: &'a [(&'a str, &'a str)],
+    ) -> TestRequest<'a> {
+        let now = Now { mono: Duration::ZERO, unix_seconds: self.now };
+        TestRequest { now, ..TestRequest::new(method, target, fields) }
+    }
+
+    /// Sends a request to an address and port.
+    pub(super) fn ask_at(
+        &self,
+        local: (&str, u16),
+        method: Method,
+        path: &str,
+        fields: &[(&str, &str)],
+    ) -> Response {
+        TestRequest { local, ..self.request(method, path, fields) }.answer(&self.responses)
+    }
+
+    /// Sends a GET for a target to 169.254.169.254, or repeats one that was parked.
+    pub(super) fn get(
+        &self,
+        target: &str,
+        fields: &[(&str, &str)],
+        parked: Option<&ParkedCall>,
+    ) -> LiveOutcome {
+        TestRequest { parked, ..self.request(Method::Get, target, fields) }.send(&self.responses)
+    }
+
+    /// Like [`get`](Self::get), at another address.
+    pub(super) fn get_at(
+        &self,
+        address: &str,
+        target: &str,
+        fields: &[(&str, &str)],
+        parked: Option<&ParkedCall>,
+    ) -> LiveOutcome {
+        let request = self.request(Method::Get, target, fields);
+        TestRequest { local: (address, 80), parked, ..request }.send(&self.responses)
+    }
+
+    /// Returns the answer to a GET that is not parked.
+    pub(super) fn got(&self, target: &str, fields: &[(&str, &str)]) -> Response {
+        match self.get(target, fields, None) {
+            LiveOutcome::Ready(response) => response,
+            other => panic!("{target}: {other:?}"),
+        }
+    }
+
+    /// Returns the answer to a GET that waits for what it orders, and the order.
+    pub(super) fn served(
+        &self,
+        target: &str,
+        fields: &[(&str, &str)],
+        orders: &Orders,
+    ) -> (SigningJob, Response) {
+        let LiveOutcome::Park(parked) = self.get(target, fields, None) else {
+            panic!("{target} does not wait")
+        };
+        let order = ordered(orders);
+        let work = order.work();
+        sign(order, "SIGNED");
+        match self.get(target, fields, Some(&parked)) {
+            LiveOutcome::Ready(response) => (work, response),
+            other => panic!("{target}: {other:?}"),
+        }
+    }
+
+    /// Sends a request to 169.254.169.254.
+    pub(super) fn ask(&self, method: Method, path: &str, fields: &[(&str, &str)]) -> Response {
+        self.ask_at(("169.254.169.254", 80), method, path, fields)
+    }
+
+    /// Returns the status of a GET.
+    pub(super) fn status(&self, path: &str, fields: &[(&str, &str)]) -> u16 {
+        self.ask(Method::Get, path, fields).status().0
+    }
+
+    /// Returns the body of a GET that must succeed.
+    pub(super) fn text(&self, path: &str) -> String {
+        let response = self.ask(Method::Get, path, &[]);
+        assert_eq!(response.status().0, 200, "{path}");
+        text(&response)
+    }
+
+    pub(super) fn responses(&self) -> &Responses {
+        &self.responses
+    }
+}
+
+/// Returns a body as text.
+pub(super) fn text(response: &Response) -> String {
+    String::from_utf8(response.body().to_bytes().to_vec()).expect("the body is text")
+}
+
+/// Returns a NIC with a unique MAC and these addresses.
+pub(super) fn nic(number: usize, addresses: &Value) -> Value {
+    json!({
+        "id": format!("n{number}"),
+        "mac": format!("52:54:00:00:00:{number:02x}"),
+        "addresses": addresses,
+    })
 }
 
 #[test]
@@ -130,12 +325,7 @@ fn unread_user_data_is_503() {
 
 #[test]
 fn a_bare_record_has_no_server_error_except_for_its_missing_token() {
-    let mut bare = full();
-    let members = bare.as_object_mut().expect("a record is a mapping");
-    members.retain(|field, _| {
-        matches!(field.as_str(), "schema" | "generation" | "vm" | "hostname" | "placement")
-    });
-    let responses = render(&parse(&bare), &mut Interner::new());
+    let responses = rendered(&bare());
     for (_, path, _) in responses.routes() {
         let answer = ask(&responses, Method::Get, path);
         let token =
@@ -156,7 +346,7 @@ fn older_clients_get_debians_interfaces_if_the_record_asks_for_it() {
         { "method": "static", "address": "2001:db8::5/64" },
         { "method": "slaac" },
     ]);
-    let responses = render(&parse(&record), &mut Interner::new());
+    let responses = rendered(&record);
     let body = ask(&responses, Method::Get, "/v1/meta-data");
     let meta_data: Value = serde_yaml::from_slice(&body.body().to_bytes()).expect("meta-data is YAML");
     let wanted = "auto lo\niface lo inet loopback\n\nauto eth0\niface eth0 inet dhcp\n    \
@@ -250,5 +440,121 @@ proptest! {
                 prop_assert!(response.status().0 < 500, "{}", path);
             }
         }
+    }
+}
+
+// What modules state of their dialects.
+
+/// A record with the strictest conditions of every dialect.
+fn strict() -> Value {
+    let mut record = full();
+    record["serve"]["imdsv2"] = json!("required");
+    record["credentials"]["maas"] =
+        json!({"consumer_key": "consumer", "token_key": "token", "token_secret": "secret"});
+    record
+}
+
+/// The most specific mount that contains a path.
+fn mount(mounts: &'static [Mount], host: Host, path: &str) -> Option<&'static Mount> {
+    let holding = mounts.iter().filter(|mount| mount.host == host && mount.holds(path));
+    holding.max_by_key(|mount| mount.path.len())
+}
+
+/// The status of a GET from an unprivileged port.
+fn status(guest: &DialectGuest, host: Host, path: &str, fields: &[(&str, &str)]) -> u16 {
+    let (address, port) = host.authority().split_once(':').unwrap_or((host.authority(), "80"));
+    let local = (address, port.parse().expect("a port"));
+    guest.ask_at(local, Method::Get, path, fields).status().0
+}
+
+#[test]
+fn every_route_of_a_dialect_is_below_one_of_its_mounts() {
+    for record in [full(), strict()] {
+        let guest = DialectGuest::of(&record);
+        for (names, dialect) in all() {
+            let own = guest.responses().routes().filter(|(.., route)| route.dialect() == names[0].as_str());
+            for (host, path, _) in own {
+                assert!(
+                    mount(dialect.mounts, host, path).is_some(),
+                    "{}: {host:?} {path}",
+                    names[0].as_str()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_mount_has_a_route_and_enforces_its_condition() {
+    for (names, dialect) in all() {
+        // Serve this dialect alone: another one may answer the same path without the condition.
+        let mut record = strict();
+        record["serve"]["dialects"] = names.iter().map(|name| name.as_str()).collect();
+        let (guest, name) = (DialectGuest::of(&record), names[0].as_str());
+        for one in dialect.mounts {
+            let routes = guest.responses().routes().filter(|(host, path, route)| {
+                let own = route.dialect() == name && *host == one.host && one.holds(path);
+                own && mount(dialect.mounts, *host, path).is_some_and(|most| most.path == one.path)
+            });
+            let routes: Vec<_> = routes.map(|(host, path, _)| (host, path.to_owned())).collect();
+            let statuses = |fields: &[(&str, &str)]| -> Vec<u16> {
+                routes.iter().map(|(host, path)| status(&guest, *host, path, fields)).collect()
+            };
+            let plain = statuses(&[]);
+            // CloudStack has the tree only with `serve.date_tree: cloudstack`.
+            assert!(
+                !plain.is_empty() || (name, one.path) == ("cloudstack", "/latest"),
+                "{name} {}",
+                one.path
+            );
+            match one.access {
+                AccessCondition::Open => {
+                    assert!(!plain.iter().any(|status| matches!(status, 401 | 403)), "{name} {plain:?}")
+                }
+                AccessCondition::Field(field, value) => {
+                    assert!(!plain.contains(&200), "{name} {}: {plain:?}", one.path);
+                    let with = statuses(&[(field, value)]);
+                    assert!(with.contains(&200) || with.contains(&404), "{name} {}: {with:?}", one.path);
+                }
+                AccessCondition::Token(_)
+                | AccessCondition::Imdsv2(_)
+                | AccessCondition::LowPort
+                | AccessCondition::Signature => {
+                    assert!(!plain.contains(&200), "{name} {}: {plain:?}", one.path);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_mount_contains_its_path_and_all_paths_below_it() {
+    let cases = [
+        ("/hetzner", "/hetzner", true),
+        ("/hetzner", "/hetzner/v1/metadata", true),
+        ("/hetzner", "/hetznerx", false),
+        ("/metadata/v1", "/metadata/v1.json", false),
+        ("/metadata/v1", "/metadata", false),
+        ("/", "/", true),
+        ("/", "/anything/at/all", true),
+    ];
+    for (path, asked, held) in cases {
+        assert_eq!(Mount::open(path).holds(asked), held, "{path} {asked}");
+    }
+}
+
+#[test]
+fn the_longest_mount_decides_how_long_a_request_may_wait() {
+    for (path, milliseconds) in [
+        ("/metadata/v1.json", 1_500),
+        ("/metadata/v1/id", 4_000),
+        ("/hetzner/v1/metadata", 1_500),
+        ("/openstack", 8_000),
+        ("/openstack/latest/meta_data.json", 8_000),
+        ("/latest/meta-data", 4_000),
+        ("/", 4_000),
+        ("/of/no/dialect", 4_000),
+    ] {
+        assert_eq!(computation_timeout(path), Duration::from_millis(milliseconds), "{path}");
     }
 }

@@ -4,27 +4,24 @@
 //! network configuration from `interfaces` and adds its own resolvers. So `cloud_interfaces` always exists, except for
 //! versions before 23.1, which read it as a list and fail.
 
-#[cfg(test)]
-mod tests;
-
 use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::addresses::{
-    IpVersion, gateway, given, known, netmask, network_of, public_keys, role_name, speaks,
-};
+use super::common::cloud_init;
 use super::digitalocean;
-use super::document::{JsonDocument, PartKind};
-use super::network_v1::{Resolvers, version_1};
-use super::route_builder::{JSON, RouteBuilder, TEXT};
-use super::text::payload_text;
-use super::{Description, Mount, client};
+use super::document::PartKind;
+use super::network_config::{Resolvers, version_1};
+use super::record_values::{
+    IpVersion, gateway, given, known, payload_texts, public_key_lines, public_keys, role_name, speaks,
+};
+use super::route_builder::{JSON, RouteBuilder, TEXT, computed};
+use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};
 use crate::record::values::NicMac;
 use crate::record::{Nic, Record};
-use crate::store::{LiveOutcome, LiveRequest, LiveRoute, Methods};
+use crate::store::Methods;
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -41,37 +38,53 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 );
 
-fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
-    let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
+fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
+    let texts = payload_texts(record);
     match texts {
         Some((user_data, vendor_data)) => {
-            let document = sheet.document(&document(record, user_data, vendor_data));
-            let response = sheet.own(JSON, document.body());
-            sheet.live("/v1.json", Methods::READ, &[], Whole { document, response });
+            let document = routes.document(&document(record, user_data, vendor_data));
+            let response = routes.own(JSON, document.body());
+            let about = "the document, without cloud_interfaces for cloud-init before 23.1";
+            let whole = computed(about, move |call| {
+                if cloud_init(call.request).is_none_or(|version| version >= TAKES_INTERFACES) {
+                    return response.clone();
+                }
+                let body = document.root().json_without("cloud_interfaces");
+                Response::new(StatusCode(200), Some(JSON), &[], body)
+            });
+            routes.live("/v1.json", Methods::READ, &[], whole);
         }
         None => {
-            let unread = sheet.unread();
-            sheet.open("/v1.json", unread);
+            let unread = routes.unread();
+            routes.open("/v1.json", unread);
         }
     }
-    sheet.text("/v1/hostname", record.hostname.short.as_str());
-    sheet.text("/v1/instanceid", record.numeric_id().to_string());
-    sheet.text("/v1/instance-v2-id", record.vm.uuid.as_str());
-    sheet.text("/v1/region", "regioncode");
-    sheet.text("/v1/region/regioncode", record.region_code());
-    let document = sheet.document(&interfaces(record));
-    sheet.live_below("/v1/interfaces", Methods::READ, &[], Interfaces { document });
-    let keys: Vec<&str> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
-    sheet.text("/v1/public-keys", keys.join("\n"));
+    routes.text("/v1/hostname", record.hostname.short.as_str());
+    routes.text("/v1/instanceid", record.numeric_id().to_string());
+    routes.text("/v1/instance-v2-id", record.vm.uuid.as_str());
+    routes.text("/v1/region", "regioncode");
+    routes.text("/v1/region/regioncode", record.region_code());
+    let document = routes.document(&interfaces(record));
+    // A tree of texts. An index lists its names, those of indexes with a final slash.
+    let interfaces = computed("a text of the interfaces in /v1.json", move |call| {
+        match document.at(call.rest).map(|node| (node.form(), digitalocean::text(node))) {
+            // An unknown address is an empty text in the document.
+            None => Response::error(StatusCode(404), &[]),
+            Some((PartKind::Scalar, text)) if text.is_empty() => Response::error(StatusCode(404), &[]),
+            Some((_, text)) => Response::new(StatusCode(200), Some(TEXT), &[], text),
+        }
+    });
+    routes.live_below("/v1/interfaces", Methods::READ, &[], interfaces);
+    routes.text("/v1/public-keys", public_key_lines(record));
     if let Some(user_data) = &record.user_data {
-        let user_data = sheet.payload(user_data);
-        sheet.open("/user-data/user-data", user_data);
+        let user_data = routes.payload(user_data);
+        routes.open("/user-data/user-data", user_data);
     }
     for (path, version) in
         [("/v1/interfaces/0/ipv4/address", IpVersion::V4), ("/v1/interfaces/0/ipv6/address", IpVersion::V6)]
     {
         if let Some(address) = public(record, version) {
-            sheet.text(path, address.to_string());
+            routes.text(path, address.to_string());
         }
     }
 }
@@ -87,27 +100,6 @@ fn public(record: &Record, version: IpVersion) -> Option<IpAddr> {
 /// First version of cloud-init that reads `cloud_interfaces` correctly.
 const TAKES_INTERFACES: (u32, u32) = (23, 1);
 
-/// The document, in the form its reader understands.
-#[derive(Debug)]
-struct Whole {
-    document: JsonDocument,
-    response: Response,
-}
-
-impl LiveRoute for Whole {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        if client::cloud_init(call.request).is_none_or(|version| version >= TAKES_INTERFACES) {
-            return self.response.clone().into();
-        }
-        let body = self.document.root().json_without("cloud_interfaces");
-        Response::new(StatusCode(200), Some(JSON), &[], body).into()
-    }
-
-    fn about(&self) -> &'static str {
-        "the document, without cloud_interfaces for cloud-init before 23.1"
-    }
-}
-
 fn document(record: &Record, user_data: String, vendor_data: String) -> Value {
     json!({
         "cloud_interfaces": version_1(&record.network, Resolvers::Item, |_, _| true),
@@ -120,30 +112,6 @@ fn document(record: &Record, user_data: String, vendor_data: String) -> Value {
         "user-data": user_data,
         "vendor-data": vendor_data,
     })
-}
-
-/// The NICs as a tree of texts. An index lists its names, those of indexes with a final slash.
-#[derive(Debug)]
-struct Interfaces {
-    document: JsonDocument,
-}
-
-impl LiveRoute for Interfaces {
-    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
-        let mut names = call.rest.split('/').filter(|name| !name.is_empty());
-        let node = names.try_fold(self.document.root(), |node, name| node.member(|member| member == name));
-        match node.map(|node| (node.form(), digitalocean::text(node))) {
-            // An unknown address is an empty text in the document.
-            None => Response::error(StatusCode(404), &[]),
-            Some((PartKind::Scalar, text)) if text.is_empty() => Response::error(StatusCode(404), &[]),
-            Some((_, text)) => Response::new(StatusCode(200), Some(TEXT), &[], text),
-        }
-        .into()
-    }
-
-    fn about(&self) -> &'static str {
-        "a text of the interfaces in /v1.json"
-    }
 }
 
 fn interfaces(record: &Record) -> Value {
@@ -171,10 +139,10 @@ fn ipv4(nic: &Nic) -> Value {
     if let Some((address, cidr)) = addresses.next() {
         entry["address"] = cidr.address.to_string().into();
         entry["gateway"] = gateway(address).into();
-        entry["netmask"] = netmask(cidr.prefix).to_string().into();
+        entry["netmask"] = cidr.netmask().to_string().into();
     }
     let additional = addresses.map(
-        |(_, cidr)| json!({ "address": cidr.address.to_string(), "netmask": netmask(cidr.prefix).to_string() }),
+        |(_, cidr)| json!({ "address": cidr.address.to_string(), "netmask": cidr.netmask().to_string() }),
     );
     entry["additional"] = additional.collect();
     entry
@@ -184,11 +152,136 @@ fn ipv6(nic: &Nic) -> Value {
     let mut addresses = known(nic, IpVersion::V6).map(|(_, cidr)| {
         json!({
             "address": cidr.address.to_string(),
-            "network": network_of(cidr).address.to_string(),
+            "network": cidr.network().address.to_string(),
             "prefix": cidr.prefix.to_string(),
         })
     });
     let mut entry = addresses.next().unwrap_or_else(|| json!({ "address": "", "network": "", "prefix": "" }));
     entry["additional"] = addresses.collect();
     entry
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::dialect::tests::{ask_with, full, rendered};
+    use crate::http::{Method, Response};
+    use crate::store::Responses;
+
+    fn get(responses: &Responses, path: &str) -> Response {
+        ask_with(responses, Method::Get, path, &[], b"")
+    }
+
+    fn document(record: &Value) -> Value {
+        serde_json::from_slice(&get(&rendered(record), "/v1.json").body().to_bytes()).expect("JSON")
+    }
+
+    #[test]
+    fn absent_values_are_empty_and_absent_user_data_is_404_for_ignition() {
+        let mut record = full();
+        for field in ["user_data", "vendor_data", "ssh_keys", "network"] {
+            record.as_object_mut().expect("a mapping").remove(field);
+        }
+        let document = document(&record);
+        assert_eq!((&document["user-data"], &document["vendor-data"]), (&json!(""), &json!("")));
+        assert_eq!((&document["interfaces"], &document["public-keys"]), (&json!([]), &json!([])));
+        assert_eq!(document["cloud_interfaces"], json!({"version": 1, "config": []}));
+        let responses = rendered(&record);
+        assert_eq!(get(&responses, "/user-data/user-data").status().0, 404);
+        assert!(get(&responses, "/v1/public-keys").body().is_empty());
+    }
+
+    #[test]
+    fn all_but_the_first_address_are_additional_and_leaves_are_text() {
+        let mut record = full();
+        record["ssh_keys"] = json!([{"name": "a", "key": "ssh-rsa A"}, {"name": "b", "key": "ssh-rsa B"}]);
+        record["network"]["nics"][0]["addresses"] = json!([
+            {"method": "static", "address": "198.51.100.9/24", "gateway": "198.51.100.1"},
+            {"method": "static", "address": "198.51.100.10/25"},
+            {"method": "static", "address": "2001:db8::15/64"},
+            {"method": "static", "address": "2001:db8:1::15/48"},
+        ]);
+        let interface = document(&record)["interfaces"][0].clone();
+        assert_eq!(
+            interface["ipv4"],
+            json!({
+                "address": "198.51.100.9", "gateway": "198.51.100.1", "netmask": "255.255.255.0",
+                "additional": [{"address": "198.51.100.10", "netmask": "255.255.255.128"}],
+            })
+        );
+        assert_eq!(
+            interface["ipv6"],
+            json!({
+                "address": "2001:db8::15", "network": "2001:db8::", "prefix": "64",
+                "additional": [{"address": "2001:db8:1::15", "network": "2001:db8:1::", "prefix": "48"}],
+            })
+        );
+        let responses = rendered(&record);
+        assert_eq!(get(&responses, "/v1/public-keys").body().to_bytes(), "ssh-rsa A\nssh-rsa B");
+        assert_eq!(get(&responses, "/v1/instanceid").body().to_bytes(), "12345");
+    }
+
+    #[test]
+    fn interfaces_are_a_tree_of_texts_without_unknown_values() {
+        let mut record = full();
+        record["network"]["nics"][0]["addresses"] = json!([
+            {"method": "static", "address": "198.51.100.9/24", "gateway": "198.51.100.1"},
+            {"method": "static", "address": "198.51.100.10/25"},
+        ]);
+        let responses = rendered(&record);
+        for (path, text) in [
+            ("/v1/interfaces", Some("0/\n1/")),
+            ("/v1/interfaces/", Some("0/\n1/")),
+            ("/v1/interfaces/0/ipv4/gateway", Some("198.51.100.1")),
+            ("/v1/interfaces/0/ipv4/additional/0/address", Some("198.51.100.10")),
+            ("/v1/interfaces/0/ipv6/address", None),
+            ("/v1/interfaces/1/network-type", Some("private")),
+            ("/v1/interfaces/2", None),
+            ("/v1/region", Some("regioncode")),
+        ] {
+            let answer = get(&responses, path);
+            let found = (answer.status().0 == 200).then(|| answer.body().to_bytes());
+            assert_eq!(found.as_deref(), text.map(str::as_bytes), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_nic_without_ipv4_has_no_ipv4_member() {
+        let mut record = full();
+        record["network"]["nics"] = json!([
+            {"id": "n0", "mac": "52:54:00:12:34:56", "addresses": [{"method": "slaac"}]},
+            {"id": "n1", "mac": "52:54:00:12:34:57", "addresses": [{"method": "dhcp4"}]},
+        ]);
+        let document = document(&record);
+        assert_eq!(document["interfaces"][0].get("ipv4"), None);
+        assert_eq!(document["interfaces"][1]["ipv4"]["address"], "");
+    }
+
+    #[test]
+    fn an_unread_payload_delays_the_document() {
+        let mut record = full();
+        record["user_data"] = json!({"source": {"file": "user-data"}});
+        let responses = rendered(&record);
+        for (path, status) in [("/v1.json", 503), ("/user-data/user-data", 503), ("/v1/hostname", 200)] {
+            assert_eq!(get(&responses, path).status().0, status, "{path}");
+        }
+    }
+
+    #[test]
+    fn cloud_init_before_23_1_gets_no_cloud_interfaces() {
+        let responses = rendered(&full());
+        for (agent, there) in [
+            ("Cloud-Init/22.4.2 - OS: linux Variant: debian", false),
+            ("Cloud-Init/23.1", true),
+            ("curl/7.88.1", true),
+        ] {
+            let answer = ask_with(&responses, Method::Get, "/v1.json", &[("User-Agent", agent)], b"");
+            let mut document: Value = serde_json::from_slice(&answer.body().to_bytes()).expect("JSON");
+            assert_eq!(document["cloud_interfaces"].is_object(), there, "{agent}");
+            let whole = self::document(&full());
+            document["cloud_interfaces"] = whole["cloud_interfaces"].clone();
+            assert_eq!(document, whole, "{agent}");
+        }
+    }
 }

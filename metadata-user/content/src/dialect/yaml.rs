@@ -95,7 +95,9 @@ fn string(value: &str, text: &mut String) {
         let (literal, other) = rest.split_at(at);
         text.push_str(literal);
         let mut others = other.chars();
-        others.next().into_iter().for_each(|c| escape(c, text));
+        if let Some(c) = others.next() {
+            escape(c, text);
+        }
         rest = others.as_str();
     }
     text.push_str(rest);

@@ -1,14 +1,13 @@
+use metadata_common::mac::Mac;
+use metadata_common::maps::Slot;
+use metadata_common::time::Now;
+use serde_json::{Map, Value, json};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metadata_common::mac::Mac;
-use metadata_common::time::Now;
-use serde_json::{Value, json};
-
-use super::Claims;
 use super::{
-    CACHED_PER_VM, IdentityCounts, IssuedToken, Issuer, IssuerResponse, Order, SIGNINGS_BURST, TokenRefusal,
-    VmIssuer, WAITING, WAITING_PER_VM,
+    CACHED_PER_VM, Claims, CloudClaims, IdentityCounts, IssuedToken, Issuer, IssuerResponse, Nonce, Order,
+    SIGNINGS_BURST, SigningRequest, TokenRefusal, VmIssuer, WAITING, WAITING_PER_VM,
 };
 use crate::record::identity::Audience;
 use crate::record::{Owner, Record};
@@ -32,6 +31,13 @@ fn at(unix_seconds: u64) -> Now {
 
 fn audience(text: &str) -> Audience {
     Audience::parse(text).expect("an audience")
+}
+
+impl VmIssuer {
+    /// Asks for the token for an audience, with our own claims.
+    fn ask(self: &Arc<Self>, slot: Slot, audience: &Audience, now: Now, has_waited: bool) -> IssuerResponse {
+        self.ask_for(slot, &SigningRequest::token(audience), now, has_waited)
+    }
 }
 
 fn token(text: &str, issued: u64) -> IssuedToken {
@@ -311,5 +317,58 @@ fn debug_output_shows_no_token() {
     let answer = vm_issuer.ask(0, &audience("a"), at(NOW), false);
     for text in [format!("{vm_issuer:?}"), format!("{answer:?}"), format!("{:?}", node.issuer)] {
         assert!(!text.contains("CANARY") && !text.contains("67, 65"), "{text}");
+    }
+}
+
+fn request(audience: &str, form: Option<&'static str>) -> SigningRequest {
+    let form = form.map(|name| Arc::new(CloudClaims { name, claims: Map::new() }));
+    SigningRequest::Token { audience: Audience::parse(audience).expect("an audience"), form }
+}
+
+fn attested(nonce: Option<&str>) -> SigningRequest {
+    SigningRequest::Attested { statement: Arc::default(), nonce: nonce.and_then(Nonce::parse) }
+}
+
+#[test]
+fn one_answer_serves_only_what_is_the_same() {
+    let all = [
+        request("a", None),
+        request("b", None),
+        request("a", Some("google")),
+        request("a", Some("google_full")),
+        SigningRequest::Signature("{}".into()),
+        SigningRequest::Envelope("{}".into()),
+        SigningRequest::Detached { document: "{}".into(), audience: None },
+        attested(None),
+        attested(Some("1")),
+        attested(Some("2")),
+    ];
+    for (n, one) in all.iter().enumerate() {
+        for (m, other) in all.iter().enumerate() {
+            assert_eq!(one.is_same(other), n == m, "{n} {m}");
+        }
+        assert_eq!(one.audience().is_some(), n < 4, "{n}");
+    }
+}
+
+#[test]
+fn a_nonce_is_short_and_plain() {
+    let longest = "0".repeat(Nonce::BYTES);
+    for good in ["1234567890", "a-B_9", &longest] {
+        assert_eq!(Nonce::parse(good).expect(good).as_str(), good);
+    }
+    for bad in ["", " ", "a b", "\"", "ä", "a/b", &format!("{longest}0")] {
+        assert_eq!(Nonce::parse(bad), None, "{bad}");
+    }
+}
+
+#[test]
+fn debug_output_shows_no_document() {
+    let statement = Arc::new(json!({"vmId": "CANARY"}).as_object().expect("an object").clone());
+    for wanted in [
+        SigningRequest::Signature("{\"CANARY\":1}".into()),
+        SigningRequest::Attested { statement, nonce: Nonce::parse("CANARY") },
+    ] {
+        assert!(!format!("{wanted:?}").contains("CANARY"));
     }
 }

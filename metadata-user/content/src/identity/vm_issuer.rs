@@ -11,8 +11,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Claims;
-use super::signing_request::{SigningJob, SigningRequest};
 use super::{Issuer, Permit, count};
+use super::{SigningJob, SigningRequest};
 use crate::record::identity::Audience;
 use crate::record::{Owner, Record};
 
@@ -235,18 +235,6 @@ impl VmIssuer {
             Some(audience) => self.audiences.as_ref().is_none_or(|allowed| allowed.contains(audience)),
             None => self.signs_documents,
         }
-    }
-
-    /// Returns the token for an audience, with our own claims. See [`ask_for`](Self::ask_for).
-    #[must_use]
-    pub fn ask(
-        self: &Arc<Self>,
-        slot: Slot,
-        audience: &Audience,
-        now: Now,
-        has_waited: bool,
-    ) -> IssuerResponse {
-        self.ask_for(slot, &SigningRequest::token(audience), now, has_waited)
     }
 
     /// Returns what is wanted, or has it signed. `has_waited` is true for a request that got [`IssuerResponse::Wait`]

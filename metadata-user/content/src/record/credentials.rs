@@ -1,15 +1,19 @@
-//! Credentials in files beside the record. The agent reads such a file again when it changes, and errors about it never
-//! contain its content.
+//! Credentials in files beside the record, and those for the guest's service manager. The agent reads a file again when
+//! it changes, and errors about it never contain its content.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use serde::Deserialize;
+use bytes::Bytes;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::parse::{PathStep, way};
+use super::Record;
+use super::dialects::Dialect;
+use super::validate::{ValidationResult, Validator};
 use super::values::{Line, Secret, TextForm as _, Timestamp};
-use super::vm::{AccessToken, Credentials, FileSource, Iam, ManagedIdentity};
+use super::vm::{AccessToken, Credentials, FileSource, Iam, ManagedIdentity, SystemdCredential};
+use super::{PathStep, way};
 use crate::parser;
 
 /// Maximum size of a credential file, in bytes.
@@ -172,12 +176,101 @@ fn expiry(jwt: &str) -> Option<Timestamp> {
     Timestamp::at(digits.split('.').next()?.parse().ok()?)
 }
 
+// `systemd_credentials`: the document from which `systemd-imds` imports credentials (systemd 261 and later).
+//
+// The client reads GCE's attribute `systemd-userdata`, and user-data on other clouds. It takes user-data as its own if
+// that begins with [`SYSTEMD_MARK`] or is a JSON mapping.
+
+/// The first line of user-data that is for systemd.
+pub(crate) const SYSTEMD_MARK: &str = "#systemd-userdata\n";
+/// GCE's attribute for systemd.
+pub(crate) const SYSTEMD_ATTRIBUTE: &str = "systemd-userdata";
+/// Maximum number of credentials of a record.
+pub(crate) const SYSTEMD_CREDENTIALS: usize = 64;
+
+/// The document that systemd's client reads.
+#[derive(Serialize)]
+struct SystemdDocument<'a> {
+    #[serde(rename = "systemd.credentials")]
+    credentials: &'a [SystemdCredential],
+}
+
+impl Record {
+    /// Returns the document with the record's credentials; `None` without credentials.
+    #[must_use]
+    pub fn systemd_document(&self) -> Option<String> {
+        let credentials = Some(&self.systemd_credentials).filter(|credentials| !credentials.is_empty())?;
+        serde_json::to_string(&SystemdDocument { credentials }).ok()
+    }
+
+    /// Returns the document as user-data.
+    fn systemd_user_data(&self) -> Option<Bytes> {
+        Some((SYSTEMD_MARK.to_owned() + &self.systemd_document()? + "\n").into())
+    }
+
+    /// Puts the credentials into user-data, unless the record has its own.
+    pub(super) fn fill_user_data(&mut self) {
+        if self.user_data.is_none() {
+            self.user_data = self.systemd_user_data().map(Into::into);
+        }
+    }
+}
+
+impl Validator<'_> {
+    pub(super) fn systemd(&mut self, record: &Record) -> ValidationResult {
+        let credentials = &record.systemd_credentials;
+        let here = way!["systemd_credentials"];
+        self.at_most(&here, SYSTEMD_CREDENTIALS, credentials.len(), "credentials")?;
+        for (n, credential) in credentials.iter().enumerate() {
+            if credential.forms() != 1 {
+                let expected = "exactly one of `text`, `data` and `encrypted`";
+                let place = way!["systemd_credentials", n];
+                return self.refuse(&place, expected, credential.forms(), "keep one of them");
+            }
+            if credential.is_void() {
+                let place = way!["systemd_credentials", n];
+                return self.refuse(&place, "content in `data` or `encrypted`", "none", "use `text: \"\"`");
+            }
+            if credentials[..n].iter().any(|other| other.name == credential.name) {
+                let place = way!["systemd_credentials", n, "name"];
+                return self.refuse(&place, "each name once", "the same name twice", "remove one of them");
+            }
+        }
+        let Some(document) = record.systemd_user_data() else { return Ok(()) };
+        let cap = record.serve.limits.user_data;
+        if document.len() > usize::try_from(cap).unwrap_or(usize::MAX) {
+            let expected = format!("a document of at most {cap} bytes");
+            let remedy = "shorten the credentials, or raise serve.limits.user_data";
+            return self.refuse(&here, expected, document.len(), remedy);
+        }
+        let is_own =
+            record.user_data.as_ref().is_some_and(|own| own.bytes().is_none_or(|own| own != document));
+        if is_own {
+            let others = if record.serve.serves(Dialect::Gce) {
+                "only GCE's attribute `systemd-userdata` has them"
+            } else {
+                "no dialect serves them"
+            };
+            let message = format!("the record has user_data of its own, so {others}; leave one of both out");
+            self.warn(&here, message);
+        }
+        if record.metadata.0.contains_key(SYSTEMD_ATTRIBUTE) {
+            self.warn(
+                &way!["metadata", SYSTEMD_ATTRIBUTE],
+                "left out of GCE's attributes: systemd_credentials are there",
+            );
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use base64::Engine as _;
+
     use super::{Credential, Timestamp, URL_SAFE_NO_PAD, expiry};
     use crate::record::Record;
     use crate::record::vm::Credentials;
-    use base64::Engine as _;
 
     const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::values::Cidr;
-use super::{Record, RecordError, RecordLimits, Role, USER_DATA_DEFAULT, systemd};
+use super::{Record, RecordError, RecordLimits, Role, USER_DATA_DEFAULT, credentials};
 
 /// A full record.
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
@@ -304,8 +304,10 @@ fn a_network_is_its_address_without_the_host_bits() {
         ("192.0.2.77/26", "192.0.2.64/26", "255.255.255.192"),
         ("192.0.2.77/32", "192.0.2.77/32", "255.255.255.255"),
         ("192.0.2.77/0", "0.0.0.0/0", "0.0.0.0"),
+        ("10.1.2.3/9", "10.0.0.0/9", "255.128.0.0"),
         ("2001:db8::ff/120", "2001:db8::/120", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ff00"),
         ("2001:db8::ff/0", "::/0", "::"),
+        ("2001:db8::ff/128", "2001:db8::ff/128", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
     ] {
         let cidr: Cidr = serde_yaml::from_str(text).expect("a network");
         assert_eq!((cidr.network().to_string(), cidr.netmask().to_string()), (network.into(), mask.into()));
@@ -533,7 +535,7 @@ fn systemds_credentials_are_one_of_three_forms_and_fill_user_data() {
     let long = format!("[{{name: a, text: {}}}]", "b".repeat(65_530));
     assert!(with(&long, "").expect_err("too long").to_string().contains("a document of at most 65536 bytes"));
     let many: String =
-        (0..=systemd::SYSTEMD_CREDENTIALS).map(|n| format!("{{name: c{n}, text: x}}, ")).collect();
+        (0..=credentials::SYSTEMD_CREDENTIALS).map(|n| format!("{{name: c{n}, text: x}}, ")).collect();
     assert!(
         with(&format!("[{many}]"), "").expect_err("too many").to_string().contains("at most 64 credentials")
     );

@@ -11,9 +11,9 @@ use super::dialects::Dialect;
 use super::dialects::{Imdsv2, ServeLimits, USER_DATA_MAX};
 use super::identity::{AUDIENCES, SUBJECT_BYTES};
 use super::network::{NetworkMode, Nic};
-use super::parse::{PathStep, RecordText, way};
 use super::values::{FQDN_BYTES, excerpt};
 use super::vm::{FileSource, Payload};
+use super::{PathStep, RecordText, way};
 use super::{Record, RecordLimits};
 use super::{RecordError, Warning};
 use crate::parser;
@@ -64,17 +64,15 @@ impl Validator<'_> {
         expected: impl Display,
         found: impl Display,
         remedy: &'static str,
-    ) -> RecordError {
-        let place = Box::new(self.text.place(path));
-        RecordError::Refused { place, expected: expected.to_string(), found: found.to_string(), remedy }
+    ) -> ValidationResult {
+        let (expected, found) = (expected.to_string(), found.to_string());
+        Err(RecordError::Refused { place: Box::new(self.text.place(path)), expected, found, remedy })
     }
 
     pub(super) fn warn(&mut self, path: &[PathStep], message: impl Into<String>) {
         self.read_again += self.text.text.len();
-        let place = match self.read_again <= READ_AGAIN_TIMES * self.text.text.len() + READ_AGAIN_BYTES {
-            true => self.text.place(path),
-            false => self.text.name(path),
-        };
+        let reads_again = self.read_again <= READ_AGAIN_TIMES * self.text.text.len() + READ_AGAIN_BYTES;
+        let place = if reads_again { self.text.place(path) } else { self.text.name(path) };
         self.warnings.push(Warning { place, message: message.into() });
     }
 
@@ -88,7 +86,7 @@ impl Validator<'_> {
         if found <= limit {
             return Ok(());
         }
-        Err(self.refuse(path, format_args!("at most {limit} {what}"), found, "remove some"))
+        self.refuse(path, format_args!("at most {limit} {what}"), found, "remove some")
     }
 
     fn counts(&self, record: &Record) -> ValidationResult {
@@ -115,18 +113,18 @@ impl Validator<'_> {
             return Ok(());
         }
         let expected = format!("host name and domain of at most {FQDN_BYTES} bytes");
-        Err(self.refuse(&way!["hostname"], expected, length, "shorten the domain"))
+        self.refuse(&way!["hostname"], expected, length, "shorten the domain")
     }
 
     fn payloads(&mut self, record: &Record) -> ValidationResult {
         let cap = record.serve.limits.user_data;
         if cap > USER_DATA_MAX {
-            return Err(self.refuse(
+            return self.refuse(
                 &way!["serve", "limits", "user_data"],
                 format_args!("at most {USER_DATA_MAX} bytes"),
                 cap,
                 "lower it",
-            ));
+            );
         }
         let cap = usize::try_from(cap).unwrap_or(usize::MAX);
         for (name, payload) in record.payloads() {
@@ -134,7 +132,7 @@ impl Validator<'_> {
             if payload.forms() != 1 {
                 let remedy = "keep one of them, or leave the whole field out for none";
                 let expected = "exactly one of `text`, `base64` and `source`";
-                return Err(self.refuse(&way![name], expected, payload.forms(), remedy));
+                return self.refuse(&way![name], expected, payload.forms(), remedy);
             }
             if let Some(source) = payload.source() {
                 self.source(&way![name, "source", "file"], source)?;
@@ -142,7 +140,7 @@ impl Validator<'_> {
             if payload.len() > cap {
                 let remedy = "shrink it (cloud-init accepts gzip) or raise serve.limits.user_data";
                 let expected = format!("at most {cap} bytes");
-                return Err(self.refuse(&way![name], expected, payload.len(), remedy));
+                return self.refuse(&way![name], expected, payload.len(), remedy);
             }
             self.guessable(name, payload);
             self.unlike_unix(name, payload);
@@ -216,7 +214,7 @@ impl Validator<'_> {
         }
         let found = format!("`{}`", excerpt(&source.file.to_string_lossy()));
         let expected = "a path relative to the record's directory and inside it";
-        Err(self.refuse(path, expected, found, "put the file beside the record"))
+        self.refuse(path, expected, found, "put the file beside the record")
     }
 
     fn keys(&mut self, record: &Record) {
@@ -241,29 +239,23 @@ impl Validator<'_> {
         for (n, nic) in nics.iter().enumerate() {
             if ids.insert(nic.id.as_str(), n).is_some() {
                 let found = format!("`{}` twice", nic.id);
-                return Err(self.refuse(
-                    &way!["network", "nics", n, "id"],
-                    "each id once",
-                    found,
-                    "rename one",
-                ));
+                return self.refuse(&way!["network", "nics", n, "id"], "each id once", found, "rename one");
             }
             if !labels.insert(nic.label()) {
                 let found = format!("`{}` twice", nic.label());
-                return Err(self.refuse(
+                return self.refuse(
                     &way!["network", "nics", n, "name"],
                     "each name once",
                     found,
                     "rename one",
-                ));
+                );
             }
             self.nic_kind(n, nic)?;
             // A VLAN or bond normally has the MAC of the NIC below it.
-            let physical = nic.vlan.is_none() && nic.bond.is_none();
-            if let Some(mac) = nic.mac.filter(|mac| physical && !macs.insert(*mac)) {
+            if let Some(mac) = nic.mac.filter(|mac| nic.is_physical() && !macs.insert(*mac)) {
                 let found = format!("{mac} twice");
                 let remedy = "give each NIC its own MAC: the agent identifies the VM by it";
-                return Err(self.refuse(&way!["network", "nics", n, "mac"], "each MAC once", found, remedy));
+                return self.refuse(&way!["network", "nics", n, "mac"], "each MAC once", found, remedy);
             }
         }
         for (n, nic) in nics.iter().enumerate() {
@@ -294,15 +286,15 @@ impl Validator<'_> {
         let nic_path = way!["network", "nics", n];
         if nic.vlan.is_some() && nic.bond.is_some() {
             let remedy = "make the VLAN a separate NIC on the bond";
-            return Err(self.refuse(&nic_path, "`vlan` or `bond`", "both", remedy));
+            return self.refuse(&nic_path, "`vlan` or `bond`", "both", remedy);
         }
-        if nic.mac.is_none() && nic.vlan.is_none() && nic.bond.is_none() {
-            return Err(self.refuse(&nic_path, "a `mac`", "none", "add the MAC of the guest's NIC"));
+        if nic.mac.is_none() && nic.is_physical() {
+            return self.refuse(&nic_path, "a `mac`", "none", "add the MAC of the guest's NIC");
         }
-        if nic.port.is_some() && (nic.vlan.is_some() || nic.bond.is_some()) {
+        if nic.port.is_some() && !nic.is_physical() {
             let remedy = "move `port` to the NIC below the VLAN or bond";
             let expected = "`port` only on NICs that the hypervisor provides";
-            return Err(self.refuse(&way!["network", "nics", n, "port"], expected, "a VLAN or bond", remedy));
+            return self.refuse(&way!["network", "nics", n, "port"], expected, "a VLAN or bond", remedy);
         }
         Ok(())
     }
@@ -312,17 +304,17 @@ impl Validator<'_> {
         let remedy = "use the `id` of another NIC of this record";
         if let Some(vlan) = nic.vlan.as_ref().filter(|vlan| missing(vlan.link.as_str())) {
             let here = way!["network", "nics", n, "vlan", "link"];
-            return Err(self.refuse(&here, "the id of another NIC", format_args!("`{}`", vlan.link), remedy));
+            return self.refuse(&here, "the id of another NIC", format_args!("`{}`", vlan.link), remedy);
         }
         let Some(bond) = &nic.bond else { return Ok(()) };
         if bond.links.is_empty() {
             let here = way!["network", "nics", n, "bond", "links"];
-            return Err(self.refuse(&here, "the ids of one or more NICs", "none", remedy));
+            return self.refuse(&here, "the ids of one or more NICs", "none", remedy);
         }
         match bond.links.iter().position(|link| missing(link.as_str())) {
             Some(at) => {
                 let here = way!["network", "nics", n, "bond", "links", at];
-                Err(self.refuse(&here, "the id of another NIC", format_args!("`{}`", bond.links[at]), remedy))
+                self.refuse(&here, "the id of another NIC", format_args!("`{}`", bond.links[at]), remedy)
             }
             None => Ok(()),
         }
@@ -335,7 +327,7 @@ impl Validator<'_> {
             let family = match (address.method, address.address.map(|cidr| cidr.address.is_ipv4())) {
                 (AddressMethod::Static, None) => {
                     let remedy = "add it, or use another method";
-                    return Err(self.refuse(&here, "an `address` with method static", "none", remedy));
+                    return self.refuse(&here, "an `address` with method static", "none", remedy);
                 }
                 (AddressMethod::Static, Some(v4)) => v4,
                 (AddressMethod::Dhcp4, _) => true,
@@ -347,7 +339,7 @@ impl Validator<'_> {
                 if let Some(value) = value.filter(|value| value.is_ipv4() != family) {
                     let here = way!["network", "nics", n, "addresses", a, field];
                     let remedy = "use one entry of `addresses` for each family";
-                    return Err(self.refuse(&here, format_args!("an {version} address"), value, remedy));
+                    return self.refuse(&here, format_args!("an {version} address"), value, remedy);
                 }
             }
         }
@@ -355,12 +347,7 @@ impl Validator<'_> {
             if route.to.address.is_ipv4() != route.via.0.is_ipv4() {
                 let here = way!["network", "nics", n, "routes", r, "via"];
                 let remedy = "name a next hop of the destination's family";
-                return Err(self.refuse(
-                    &here,
-                    format_args!("a next hop for {}", route.to),
-                    route.via,
-                    remedy,
-                ));
+                return self.refuse(&here, format_args!("a next hop for {}", route.to), route.via, remedy);
             }
         }
         Ok(())
@@ -423,16 +410,16 @@ impl Validator<'_> {
             return Ok(());
         }
         if network.raw.is_none() && network.network_data.is_none() {
-            return Err(self.refuse(&here, "`raw` with mode raw", "none", remedy));
+            return self.refuse(&here, "`raw` with mode raw", "none", remedy);
         }
         if network.raw.is_some() && !network.raw_document().is_some_and(configures_network) {
             let expected = "a mapping with `version: 1`, `version: 2` or `network`";
-            return Err(self.refuse(&here, expected, "something else", remedy));
+            return self.refuse(&here, expected, "something else", remedy);
         }
         if network.network_data.as_ref().is_some_and(|given| !is_network_data(given)) {
             let expected = "a JSON object with lists `links` and `networks`, the first not empty";
             let remedy = "write OpenStack's network_data.json";
-            return Err(self.refuse(&data, expected, "something else", remedy));
+            return self.refuse(&data, expected, "something else", remedy);
         }
         Ok(())
     }
@@ -448,23 +435,23 @@ impl Validator<'_> {
             let literal = iam.access_key_id.is_some() && iam.secret_access_key.is_some();
             let partly = iam.access_key_id.is_some() || iam.secret_access_key.is_some();
             if iam.source.is_some() == literal || literal != partly {
-                return Err(self.refuse(
+                return self.refuse(
                     &way!["credentials", "iam"],
                     "either `source`, or `access_key_id` and `secret_access_key`",
                     "neither or both",
                     "keep one form",
-                ));
+                );
             }
         }
         if let Some(identity) = &credentials.managed_identity {
             let here = way!["credentials", "managed_identity"];
             if identity.source.is_some() && identity.text.is_some() {
                 let expected = "at most one of `source` and `text`";
-                return Err(self.refuse(&here, expected, "both", "keep one form"));
+                return self.refuse(&here, expected, "both", "keep one form");
             }
             if identity.text.is_some() && identity.expires.is_none() {
                 let remedy = "add when the token expires";
-                return Err(self.refuse(&here, "`expires` with `text`", "none", remedy));
+                return self.refuse(&here, "`expires` with `text`", "none", remedy);
             }
             if let Some(source) = &identity.source {
                 self.source(&way!["credentials", "managed_identity", "source", "file"], source)?;
@@ -477,10 +464,10 @@ impl Validator<'_> {
         let here = way!["credentials", "service_account", "token"];
         if token.source.is_some() == token.text.is_some() {
             let expected = "exactly one of `source` and `text`";
-            return Err(self.refuse(&here, expected, "neither or both", "keep one form"));
+            return self.refuse(&here, expected, "neither or both", "keep one form");
         }
         if token.text.is_some() && token.expires.is_none() {
-            return Err(self.refuse(&here, "`expires` with `text`", "none", "add when the token expires"));
+            return self.refuse(&here, "`expires` with `text`", "none", "add when the token expires");
         }
         Ok(())
     }
@@ -493,11 +480,11 @@ impl Validator<'_> {
         match identity.subject.as_ref().map(|subject| subject.fill(record)) {
             Some(Err(value)) => {
                 let remedy = "set it, or leave it out of the template";
-                Err(self.refuse(&here, format_args!("a value for `{value}`"), "none", remedy))
+                self.refuse(&here, format_args!("a value for `{value}`"), "none", remedy)
             }
             Some(Ok(subject)) if subject.len() > SUBJECT_BYTES => {
                 let expected = format_args!("a subject of at most {SUBJECT_BYTES} bytes");
-                Err(self.refuse(&here, expected, subject.len(), "use a shorter template"))
+                self.refuse(&here, expected, subject.len(), "use a shorter template")
             }
             _ => Ok(()),
         }
@@ -512,7 +499,7 @@ impl Validator<'_> {
             [("burst", serve.limits.burst), ("rps", serve.limits.rps), ("conns", serve.limits.conns)];
         if let Some((name, _)) = limits.into_iter().find(|(_, value)| *value == 0) {
             let here = way!["serve", "limits", name];
-            return Err(self.refuse(&here, "1 or more", 0, "leave it out for the default"));
+            return self.refuse(&here, "1 or more", 0, "leave it out for the default");
         }
         let most = ServeLimits::default().conns.saturating_mul(record.network.nics.len().max(1) as u32);
         if serve.limits.conns > most {

@@ -47,9 +47,10 @@ pub(super) fn text<'de, T: TextForm, D: Deserializer<'de>>(deserializer: D) -> R
             self.visit_none()
         }
         fn visit_str<E: de::Error>(self, found: &str) -> Result<T, E> {
-            T::read(found).ok_or_else(|| match T::SECRET {
-                true => E::custom(format_args!("expected {}, found something else", T::EXPECTED)),
-                false => E::custom(format_args!("expected {}, found `{}`", T::EXPECTED, excerpt(found))),
+            T::read(found).ok_or_else(|| {
+                let found =
+                    if T::SECRET { "something else".to_owned() } else { format!("`{}`", excerpt(found)) };
+                E::custom(format_args!("expected {}, found {found}", T::EXPECTED))
             })
         }
     }
@@ -68,24 +69,26 @@ pub fn excerpt(found: &str) -> String {
 /// Implements `Deserialize` by the [`TextForm`] form.
 macro_rules! readable {
     ($($name:ty),+ $(,)?) => {$(
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                text(deserializer)
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                $crate::record::values::text(deserializer)
             }
         }
     )+};
 }
+pub(super) use readable;
 
 /// Implements `Serialize` by `Display`, which gives the form that [`TextForm`] reads.
 macro_rules! writable {
     ($($name:ty),+ $(,)?) => {$(
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_str(self)
             }
         }
     )+};
 }
+pub(super) use writable;
 
 /// Defines a checked string.
 macro_rules! checked_string {
@@ -256,67 +259,59 @@ checked_string!(
     }
 );
 
-/// A text that never appears in logs and errors.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+/// Defines a checked string that never appears in logs and errors.
+macro_rules! secret_string {
+    ($(#[$doc:meta])* $name:ident, $expected:expr, $is_good:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq)]
+        pub struct $name(String);
 
-impl Secret {
-    /// Returns the text.
-    #[must_use]
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
+        impl $name {
+            /// Returns the text.
+            #[must_use]
+            pub fn expose(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(concat!(stringify!($name), "(…)"))
+            }
+        }
+
+        impl TextForm for $name {
+            const EXPECTED: &'static str = $expected;
+            const SECRET: bool = true;
+            fn read(text: &str) -> Option<Self> {
+                let is_good: fn(&str) -> bool = $is_good;
+                kept(text, is_good(text)).map(Self)
+            }
+        }
+
+        readable!($name);
+
+        /// Writes the secret itself. Store the result only in files as private as the record's.
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.0)
+            }
+        }
+    };
 }
 
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
-}
-
-impl TextForm for Secret {
-    const EXPECTED: &'static str = "a secret of 1 to 65536 bytes on one line";
-    const SECRET: bool = true;
-    fn read(text: &str) -> Option<Self> {
-        let good = (1..=65_536).contains(&text.len()) && !text.chars().any(char::is_control);
-        kept(text, good).map(Self)
-    }
-}
-
-/// A text of any number of lines that never appears in logs and errors.
-#[derive(Clone, PartialEq, Eq)]
-pub struct SecretText(String);
-
-impl SecretText {
-    /// Returns the text.
-    #[must_use]
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for SecretText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SecretText(…)")
-    }
-}
-
-impl TextForm for SecretText {
-    const EXPECTED: &'static str = "a secret text of at most 65536 bytes without NUL";
-    const SECRET: bool = true;
-    fn read(text: &str) -> Option<Self> {
-        kept(text, text.len() <= 65_536 && !text.contains('\0')).map(Self)
-    }
-}
-
-impl Serialize for SecretText {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
-
-readable!(SecretText);
-
+secret_string!(
+    /// A text that never appears in logs and errors.
+    Secret,
+    "a secret of 1 to 65536 bytes on one line",
+    |text| (1..=65_536).contains(&text.len()) && !text.chars().any(char::is_control)
+);
+secret_string!(
+    /// A text of any number of lines that never appears in logs and errors.
+    SecretText,
+    "a secret text of at most 65536 bytes without NUL",
+    |text| text.len() <= 65_536 && !text.contains('\0')
+);
 checked_string!(
     /// The name of a systemd credential (systemd.exec(5)): a file name without `:`.
     CredentialName,
@@ -472,15 +467,8 @@ impl TextForm for NicMac {
     }
 }
 
-readable!(Secret, OpaqueBytes, Timestamp, Cidr, Ip, NicMac);
+readable!(OpaqueBytes, Timestamp, Cidr, Ip, NicMac);
 writable!(Cidr, Ip, NicMac);
-
-/// Writes the secret itself. Store the result only in files as private as the record's.
-impl Serialize for Secret {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.expose())
-    }
-}
 
 impl Serialize for OpaqueBytes {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

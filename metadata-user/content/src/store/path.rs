@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Datasource;
-use super::guard::RequestGuard;
+use super::live::RequestGuard;
 use super::live::{LiveOutcome, LiveRequest, LiveRoute};
 use crate::http::{Headers, Method, Response};
 use crate::record::Dialects;

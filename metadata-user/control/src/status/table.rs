@@ -7,8 +7,8 @@ use metadata_common::printable::{Printable, counted, printable};
 use metadata_content::record::values::Timestamp;
 
 use super::{
-    AgentStatus, ApiServer, FailedReads, GuestState, GuestStatus, GuestWay, IssuerState, PortState, Proxmox,
-    RecordMemory, ShadowedRecord, Share, SharedUuid, TenantShare,
+    AgentStatus, FailedReads, GuestState, GuestStatus, GuestWay, IssuerState, PortState, RecordMemory,
+    ShadowedRecord, Share, SharedUuid, SourceStatus, TenantShare,
 };
 
 /// Width of the left column, in characters.
@@ -57,8 +57,9 @@ pub(super) fn status(status: &AgentStatus, out: &mut dyn Write) -> io::Result<()
         format!("{uuid}: {}{more}", records.join(", "))
     });
     list("shared UUID", shared, out)?;
-    status.api_server.as_ref().map_or(Ok(()), |server| api_server(server, out))?;
-    status.proxmox.as_ref().map_or(Ok(()), |node| proxmox(node, out))?;
+    for each in &status.sources {
+        source(each, out)?;
+    }
     let counters: Vec<_> = status.counters.iter().filter(|(_, count)| **count > 0).collect();
     let width = counters.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
     list("counters", counters.iter().map(|(name, count)| format!("{name:width$}  {count}")), out)?;
@@ -135,27 +136,17 @@ fn identity(
     list("issuer", std::iter::once(tokens).chain(documents), out)
 }
 
-fn proxmox(node: &Proxmox, out: &mut dyn Write) -> io::Result<()> {
-    let directory = node.directory.display();
-    let looked = match node.looked {
-        Some(ago) => format!("{directory}, last read {} ago", Span(ago)),
-        None => format!("{directory}, not read yet"),
+fn source(status: &SourceStatus, out: &mut dyn Write) -> io::Result<()> {
+    let SourceStatus { reads, answered, failing, notes, .. } = status;
+    let answered = match answered {
+        Some(ago) => format!("{reads}, last read {} ago", Span(*ago)),
+        None => format!("{reads}, not read yet"),
     };
-    let read_only = node.read_only.then(|| "read-only: the cluster has no quorum".to_owned());
-    let failing = node.failing.as_ref();
-    let failing =
-        failing.map(|FailedReads { since, reason }| format!("unreadable for {}: {reason}", Span(*since)));
-    list("Proxmox VE", std::iter::once(looked).chain(read_only).chain(failing), out)
-}
-
-fn api_server(server: &ApiServer, out: &mut dyn Write) -> io::Result<()> {
-    let answered = server
-        .answered
-        .map_or_else(|| "has never answered".into(), |ago| format!("last answered {} ago", Span(ago)));
-    let failing = server.failing.as_ref().map(|failing| {
-        format!("requests have failed for {}: {}: {}", Span(failing.since), failing.kind, failing.reason)
+    let failing = failing.as_ref().map(|FailedReads { since, kind, reason }| {
+        let kind = if kind.is_empty() { String::new() } else { format!("{kind}: ") };
+        format!("attempts have failed for {}: {kind}{reason}", Span(*since))
     });
-    list("API server", std::iter::once(answered).chain(failing), out)
+    list(status.source.title(), std::iter::once(answered).chain(notes.iter().cloned()).chain(failing), out)
 }
 
 /// Prints the state of the guests that match a name.
@@ -247,11 +238,14 @@ impl Display for Span {
 
 #[cfg(test)]
 mod tests {
-    use super::{FailedReads, Proxmox, RecordMemory, Share, Span, TenantShare, guests, status};
+    use metadata_content::source::RecordSource;
+    use std::collections::BTreeMap;
+
+    use super::{FailedReads, RecordMemory, Share, SourceStatus, Span, TenantShare, guests, status};
     use crate::status::{
-        AgentStatus, ApiServer, AttachmentStatus, ExpectedMac, FailedRequests, GuestState, GuestStatus,
-        GuestUsage, GuestWay, InstanceState, Instances, IssuerState, MacMismatch, Phase, PortState,
-        PortStatus, PortSummary, RecentWarning, RefusedRecord, ShadowedRecord, WorkerStatus,
+        AgentStatus, AttachmentStatus, ExpectedMac, GuestState, GuestStatus, GuestUsage, GuestWay,
+        InstanceState, Instances, IssuerState, MacMismatch, Phase, PortState, PortStatus, PortSummary,
+        RecentWarning, RefusedRecord, ShadowedRecord, WorkerStatus,
     };
 
     fn some() -> AgentStatus {
@@ -314,16 +308,30 @@ mod tests {
                 },
             ],
             shadowed: vec![ShadowedRecord { record: "ns.yaml".into(), by: "api/ns".into() }],
-            api_server: Some(ApiServer {
-                asked_for: 93_783.0,
-                answered: Some(310.0),
-                failing: Some(FailedRequests {
-                    since: 189.0,
-                    kind: "forbidden".into(),
-                    reason: "403 no".into(),
-                }),
-                failures: [("forbidden".into(), 12)].into(),
-            }),
+            sources: vec![
+                SourceStatus {
+                    source: RecordSource::Kubevirt,
+                    reads: "the API server".into(),
+                    asked_for: 93_783.0,
+                    answered: Some(310.0),
+                    failing: Some(FailedReads {
+                        since: 189.0,
+                        kind: "forbidden".into(),
+                        reason: "403 no".into(),
+                    }),
+                    failures: [("forbidden".into(), 12)].into(),
+                    notes: Vec::new(),
+                },
+                SourceStatus {
+                    source: RecordSource::Proxmox,
+                    reads: "/etc/pve/qemu-server".into(),
+                    asked_for: 93_783.0,
+                    answered: Some(62.0),
+                    failing: Some(FailedReads { since: 61.0, kind: String::new(), reason: "no".into() }),
+                    failures: BTreeMap::new(),
+                    notes: vec!["read-only: the cluster has no quorum".into()],
+                },
+            ],
             identity: Some(IssuerState {
                 issuer: "https://imds.example".into(),
                 algorithm: "ES256".into(),
@@ -332,12 +340,6 @@ mod tests {
                 certificate_expires: Some(1_798_761_600),
                 ended: false,
                 signed: 7,
-            }),
-            proxmox: Some(Proxmox {
-                directory: "/etc/pve/qemu-server".into(),
-                looked: Some(62.0),
-                read_only: true,
-                failing: Some(FailedReads { since: 61.0, reason: "no".into() }),
             }),
             counters: [("identity_mismatch".into(), 3), ("over_limit".into(), 0)].into(),
             lately: vec![RecentWarning {
@@ -371,11 +373,11 @@ identities  9
 inherited   ports of the previous agent stay closed until a record names them
 refused     web.yaml: no vm
 shadowed    ns.yaml: by api/ns
-API server  last answered 5 min 10 s ago
-            requests have failed for 3 min 9 s: forbidden: 403 no
+KubeVirt    the API server, last read 5 min 10 s ago
+            attempts have failed for 3 min 9 s: forbidden: 403 no
 Proxmox VE  /etc/pve/qemu-server, last read 1 min 2 s ago
             read-only: the cluster has no quorum
-            unreadable for 1 min 1 s: no
+            attempts have failed for 1 min 1 s: no
 counters    identity_mismatch  3
 lately      1 min 1 s ago, warn: port tap7: no (2 times)
 ";

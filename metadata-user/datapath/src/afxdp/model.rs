@@ -5,11 +5,11 @@
 use rustix::net::xdp::{XdpDesc, XdpDescOptions, XdpRingOffset};
 use std::sync::atomic::Ordering;
 
+use super::HEADROOM;
+use super::Receiver;
 use super::ring::{Consumer, Producer, RingCell, bytes};
-use super::socket::HEADROOM;
-use super::socket::Receiver;
 use super::sys::Mapping;
-use super::umem::Umem;
+use super::sys::Umem;
 
 /// Each cursor on its own cache line and the cells after them, like `struct xdp_ring`.
 pub(super) const LAYOUT: XdpRingOffset =

@@ -5,14 +5,14 @@ use metadata_common::cookie::Flow;
 use metadata_common::maps::{AllSent, FIN_ENDS, FIN_ENDS_BOTH, FIN_IS_NEWS, Slot};
 use std::time::Duration;
 
-use super::config::{PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEND_AHEAD};
 use super::frame::{RST, Segment};
 use super::interfaces::{AckLedger, DisplacedConnection, KernelReceipt};
 use super::interfaces::{ConnectionAction, Exchange};
+use super::interfaces::{PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEND_AHEAD};
 use super::receive::SegmentOutcome;
 use super::send::FrameWriter;
+use super::table::Numbers;
 use super::tcb::Tcb;
-use super::timewait::Numbers;
 use metadata_common::time::Now;
 
 /// Limit of exchange steps for one frame or timer: far more than a full receive buffer of the shortest requests

@@ -12,7 +12,7 @@ use smoltcp::wire::{
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::emit::{is_complete, is_sound, pseudo};
+use super::send::{is_complete, is_sound, pseudo};
 
 /// Bytes of an Ethernet header.
 pub(super) const ETHERNET: usize = 14;
@@ -356,7 +356,7 @@ mod tests {
     use std::net::IpAddr;
 
     use super::{Segment, TCP, before, pseudo};
-    use crate::stack::emit::finish;
+    use crate::stack::send::finish;
 
     #[test]
     fn sequence_numbers_are_compared_around_the_wrap() {

@@ -1,4 +1,5 @@
-//! The interface between TCP and the protocol above it.
+//! What a user of the stack implements, sets and reads: the interface between TCP and the protocol above it, the
+//! configuration, and the counters.
 //!
 //! The stack owns connections and does not know HTTP; [`Service`] and [`Exchange`] know HTTP and no packets. Data to
 //! send crosses this interface as immutable shared bytes: TCP keeps the reference until all of them are acknowledged,
@@ -6,13 +7,15 @@
 
 use bytes::Bytes;
 use metadata_common::addresses::Connection;
-use metadata_common::cookie::Flow;
-use metadata_common::maps::{AllSent, Slot};
+use metadata_common::cookie::{CookieKey, Flow};
+use metadata_common::maps::{AllSent, MAX_SLOTS, Slot};
 use metadata_common::time::Now;
 use std::fmt;
 use std::io::IoSlice;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
+
+use crate::guest_devices::GuestDevices;
 
 /// Sends complete Ethernet frames to the guest. A frame that cannot be sent is lost, as on any wire.
 pub trait Transmit {
@@ -243,4 +246,266 @@ impl AckLedger for NoLedger {
     }
 
     fn withdraw(&mut self, _: Flow) {}
+}
+
+// Limits and configuration of a stack.
+
+/// Limit of bytes that one connection has received but its exchange has not taken; also the largest window offered.
+///
+/// A guest with segmentation offload may send a whole window in one frame. With the longest headers (14 Ethernet + 60
+/// IPv4 + 60 TCP) and the 256 bytes of headroom that XDP reserves, that frame still fits a 4 KiB UMEM chunk. A
+/// larger frame would be dropped without being counted.
+pub const RECEIVE_BUFFER: usize = 3 * 1024;
+
+/// Bytes handed over but not acknowledged at which the stack stops asking an exchange for more. They are shared and
+/// not copied, so this limits how far ahead a pipelining guest is answered, not memory.
+pub const SEND_AHEAD: usize = 16 * 1024;
+
+/// Limit of pieces handed over but not acknowledged per connection; further ones wait.
+pub const PIECES_PER_CONNECTION: usize = 64;
+
+/// Limit of segments in flight per connection, and so sent in one turn. It bounds the delay that a burst causes to
+/// others.
+pub const SEGMENTS_IN_FLIGHT: u32 = 128;
+
+/// Longest IP packet the stack sends, in bytes: 1460 bytes of TCP payload over IPv4, 1440 over IPv6.
+pub const MTU: usize = 1500;
+
+/// How long a port's new connections start with segments that every host accepts ([`SEGMENT_UNSAID_V4`] or
+/// [`SEGMENT_UNSAID_V6`]), after longer ones were lost and a short one arrived. The port's link is then narrower than
+/// its device's MTU. The stack forgets this after the period or with the port, and then detects it again.
+///
+/// [`SEGMENT_UNSAID_V4`]: metadata_common::answer::SEGMENT_UNSAID_V4
+/// [`SEGMENT_UNSAID_V6`]: metadata_common::answer::SEGMENT_UNSAID_V6
+pub const NARROW_FOR: Duration = Duration::from_secs(300);
+
+/// Connections that every slot can have, however many the others hold.
+pub const SHARE: usize = 4;
+
+/// Limit of connections over all ports: the sum of all shares. When all are taken, some slot holds more than its
+/// share, or every slot holds exactly its share.
+pub const CONNECTIONS: usize = MAX_SLOTS as usize * SHARE;
+
+/// Limit of four-tuples in TIME-WAIT per port. A new one replaces the oldest.
+pub const TIME_WAITS_PER_PORT: usize = 128;
+
+/// Limit of four-tuples in TIME-WAIT over all ports. At the limit a port remembers no more until some of its own
+/// expire.
+pub const TIME_WAITS: usize = 65_536;
+
+/// Time without an acknowledgement while data is outstanding, before a reset. It is long enough for a dozen
+/// retransmissions (RFC 6298 §5.5, §5.7).
+pub(super) const STALL: Duration = Duration::from_secs(120);
+
+/// Time from the acknowledgement of our FIN to the guest's FIN (FIN-WAIT-2), before a reset.
+pub(super) const LINGER: Duration = Duration::from_secs(30);
+
+/// Time in TIME-WAIT (RFC 9293 §3.6.1). It is shorter than 2 MSL, because one tap is the whole network.
+pub const TIME_WAIT: Duration = Duration::from_secs(10);
+
+/// Time from the last frame of a port without connections until the port is freed.
+pub(super) const PORT_IDLE: Duration = Duration::from_secs(30);
+
+const _: () = assert!(RECEIVE_BUFFER + 14 + 60 + 60 + 256 <= 4096, "a full window must fit a UMEM chunk");
+
+/// Limits and addresses of a [`Stack`](super::Stack).
+#[derive(Clone)]
+pub struct StackConfig {
+    /// The addresses that the stack answers for.
+    pub served: Vec<IpAddr>,
+    /// Next hops to these addresses. The stack answers only ARP for them.
+    pub arp_only: Vec<Ipv4Addr>,
+    /// The number of slots; valid slots are 0 to `slots - 1`.
+    pub slots: u32,
+    /// Limit of ports with current or recent connections. At the limit a new port replaces the longest idle one.
+    pub ports: usize,
+    /// Limit of connections per port.
+    pub connections_per_port: usize,
+    /// Limit of connections over all ports. At the limit a new connection replaces an idle one, else one of the slot
+    /// that has most.
+    pub connections: usize,
+    /// Connections that a slot keeps when all are taken, unless they are idle. A slot with fewer gets another one
+    /// whatever others hold, if `connections` is at least `share` times `slots`.
+    pub share: usize,
+    /// Key of the initial sequence numbers. Take it from the system's random source and give the kernel programs the
+    /// same key.
+    pub cookie_key: CookieKey,
+    /// The guests' devices. Their MTUs limit the segment size; an unknown MTU counts as [`MTU`].
+    pub guest_devices: GuestDevices,
+}
+
+impl Default for StackConfig {
+    /// Serves 169.254.169.254 for all slots, with 128 connections per port and [`CONNECTIONS`] in total.
+    fn default() -> Self {
+        Self {
+            served: vec![IpAddr::from([169, 254, 169, 254])],
+            arp_only: Vec::new(),
+            slots: MAX_SLOTS,
+            ports: MAX_SLOTS as usize,
+            connections_per_port: 128,
+            connections: CONNECTIONS,
+            share: SHARE,
+            cookie_key: CookieKey([0; 2]),
+            guest_devices: GuestDevices::default(),
+        }
+    }
+}
+
+impl fmt::Debug for StackConfig {
+    /// Omits the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StackConfig")
+            .field("served", &self.served)
+            .field("arp_only", &self.arp_only)
+            .field("slots", &self.slots)
+            .field("ports", &self.ports)
+            .field("connections_per_port", &self.connections_per_port)
+            .field("connections", &self.connections)
+            .field("guest_devices", &self.guest_devices)
+            .field("share", &self.share)
+            .finish_non_exhaustive()
+    }
+}
+
+// Counters and gauges of a stack.
+
+/// Counters since the start, and current gauges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StackStats {
+    /// Frames received.
+    pub received: u64,
+    /// Frames sent.
+    pub sent: u64,
+    /// ARP requests answered.
+    pub arp_answered: u64,
+    /// Neighbour solicitations answered.
+    pub neighbours_answered: u64,
+    /// Echo requests answered.
+    pub echoes_answered: u64,
+    /// Dropped: truncated, or with contradictory lengths.
+    pub dropped_malformed: u64,
+    /// Dropped: wrong checksum of an IPv4 header, a TCP segment, an echo request or a neighbour solicitation. The
+    /// checksum of a segment or an ICMPv6 message may be partial, as checksum offload leaves it.
+    pub dropped_checksum: u64,
+    /// Dropped: destination not served, or source address invalid.
+    pub dropped_address: u64,
+    /// Dropped: IP fragments.
+    pub dropped_fragment: u64,
+    /// Dropped: neither ARP, neighbour solicitation, TCP nor echo request.
+    pub dropped_protocol: u64,
+    /// Dropped: the slot is out of range.
+    pub dropped_slot: u64,
+    /// SYNs answered by the stack; the kernel programs answer most SYNs themselves.
+    pub handshakes: u64,
+    /// Connections established: first data segments of a handshake that this agent answered.
+    pub accepted: u64,
+    /// Segments dropped because they arrived before their connection's first segment and are retransmitted after it,
+    /// or because their connection is forgotten. Only repeated retransmission distinguishes the two.
+    pub dropped_early: u64,
+    /// Segments of forgotten connections, retransmitted often enough to be sure. They are answered with RST and also
+    /// counted in `unmatched`.
+    pub forgotten: u64,
+    /// Segments of no known connection, answered with RST (a closed port, or a forgotten connection).
+    pub unmatched: u64,
+    /// First segments dropped: the port has reached its limit of connections.
+    pub refused_port_connections: u64,
+    /// First segments dropped: the VM has reached the limit of connections in its record.
+    pub refused_vm_connections: u64,
+    /// First segments dropped: all connections are taken.
+    pub refused_connections: u64,
+    /// First segments dropped: all ports are taken and none is idle.
+    pub refused_ports: u64,
+    /// First segments dropped during a drain: the next agent receives the retransmission.
+    pub refused_leaving: u64,
+    /// Idle ports replaced by another port.
+    pub ports_evicted: u64,
+    /// Idle connections reset to make room for another guest's, because all were taken.
+    pub connections_evicted: u64,
+    /// Slow but not idle connections of a slot above its share, reset to make room for another slot's.
+    pub connections_displaced: u64,
+    /// Requests that the service refused.
+    pub refused: RefusedRequests,
+    /// Connections replaced by a new one with the same address and port.
+    pub superseded: u64,
+    /// Connections reset because the guest acknowledged nothing, or never sent FIN.
+    pub stalled: u64,
+    /// Times that a guest's acknowledgement was overdue, and the data in flight was sent again.
+    pub timed_out: u64,
+    /// Connections reset because they did not end within the drain's limit.
+    pub cut_short: u64,
+    /// Segments of no known connection that were not reset, because they may belong to another agent during a
+    /// handover.
+    pub spared: u64,
+    /// Turns run for waiting connections after a change of their slot.
+    pub woken: u64,
+    /// Connections that the service aborted.
+    pub aborted: u64,
+    /// Four-tuples reused out of TIME-WAIT.
+    pub time_wait_reused: u64,
+    /// Panics in the stack; each cost one slot its connections. Please report them.
+    pub faults: u64,
+    /// Gauge: ports in use.
+    pub ports: u64,
+    /// Gauge: open connections.
+    pub connections: u64,
+}
+
+impl StackStats {
+    /// All counters with their names.
+    #[must_use]
+    pub fn counters(&self) -> [(&'static str, u64); 36] {
+        [
+            ("received", self.received),
+            ("sent", self.sent),
+            ("arp_answered", self.arp_answered),
+            ("neighbours_answered", self.neighbours_answered),
+            ("echoes_answered", self.echoes_answered),
+            ("dropped_malformed", self.dropped_malformed),
+            ("dropped_checksum", self.dropped_checksum),
+            ("dropped_address", self.dropped_address),
+            ("dropped_fragment", self.dropped_fragment),
+            ("dropped_protocol", self.dropped_protocol),
+            ("dropped_slot", self.dropped_slot),
+            ("handshakes", self.handshakes),
+            ("accepted", self.accepted),
+            ("dropped_early", self.dropped_early),
+            ("forgotten", self.forgotten),
+            ("unmatched", self.unmatched),
+            ("refused_port_connections", self.refused_port_connections),
+            ("refused_vm_connections", self.refused_vm_connections),
+            ("refused_connections", self.refused_connections),
+            ("refused_ports", self.refused_ports),
+            ("refused_leaving", self.refused_leaving),
+            ("ports_evicted", self.ports_evicted),
+            ("connections_evicted", self.connections_evicted),
+            ("connections_displaced", self.connections_displaced),
+            ("refused_held", self.refused.held),
+            ("refused_buffered", self.refused.buffered),
+            ("refused_computed", self.refused.computed),
+            ("superseded", self.superseded),
+            ("stalled", self.stalled),
+            ("timed_out", self.timed_out),
+            ("cut_short", self.cut_short),
+            ("spared", self.spared),
+            ("woken", self.woken),
+            ("aborted", self.aborted),
+            ("time_wait_reused", self.time_wait_reused),
+            ("faults", self.faults),
+        ]
+    }
+
+    /// All gauges with their names.
+    #[must_use]
+    pub fn gauges(&self) -> [(&'static str, u64); 2] {
+        [("ports", self.ports), ("connections", self.connections)]
+    }
+}
+
+/// What the stack holds for one slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlotStats {
+    /// Open connections.
+    pub connections: u64,
+    /// Connections with a complete request that waits for its answer.
+    pub waiting: u64,
 }

@@ -115,7 +115,9 @@ impl Engine for Echo {
     }
 
     fn drain(&mut self, _: Now, limit: Duration, claims: Option<Box<dyn ServedFlows + Send>>) {
-        claims.into_iter().for_each(|mut claims| claims.claim(CLAIMED));
+        if let Some(mut claims) = claims {
+            claims.claim(CLAIMED);
+        }
         let _ = self.events.send(Event::Drain(limit));
     }
 

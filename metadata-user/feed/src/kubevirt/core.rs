@@ -28,11 +28,12 @@ use super::volumes::ReadVolumes;
 use super::{KubevirtOptions, Vmi, VmiError};
 use crate::memory_budget::MemoryExhausted;
 use crate::pods::{self, PodEvent, PodUid, PodsError};
+use crate::source::{Services, ServingState};
 use crate::{FeedError, FeedEvent};
 use instance::VmiInstance;
 use metadata_content::record::{Record, RecordLimits};
 use queue::TranslationQueue;
-pub use queue::{EventReason, Services, ServingState, VmiEvent};
+pub use queue::{EventReason, VmiEvent};
 pub use queue::{JobResult, TranslationJob};
 pub use queue::{REST_FACTOR, REST_LEAST, REST_MOST};
 

@@ -5,7 +5,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use metadata_content::record::ServeSettings;
 use metadata_content::record::values::Account;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub const NODE_VARIABLE: &str = "NODE_NAME";
 pub const DEFAULT_KUBELET: &str = "/var/lib/kubelet";
 
 /// How the agent finds and serves KubeVirt's VMs; `kubevirt: {}` serves every VM on the node.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KubevirtOptions {
     /// The node's name; by default the environment variable `NODE_NAME`.
@@ -125,7 +125,7 @@ fn derived(text: &str) -> u64 {
 }
 
 /// `instance_id`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InstanceId {
     /// The firmware's UUID: it survives restarts and migrations, and a clone has another.
@@ -137,7 +137,7 @@ pub enum InstanceId {
 }
 
 /// `passt`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Passt {
     /// Do not serve these NICs; report them.

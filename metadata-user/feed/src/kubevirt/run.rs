@@ -13,7 +13,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::core::{Action, Core, JobResult, Services, VmiOrigin};
+use super::core::{Action, Core, JobResult, VmiOrigin};
 use super::events::Reports;
 use super::hook::{HookCall, Point};
 use super::volumes::ReadVolumes;
@@ -22,6 +22,7 @@ use super::{KubevirtOptions, NODE_VARIABLE, VolumeCache, client, events, hook, k
 use crate::contact::Contact;
 use crate::pods::{Inlets, PodDirectories, PodEvent, PodUid, Pods, PodsError, Volumes};
 use crate::publisher::{MemoryFreed, Publisher};
+use crate::source::Services;
 use crate::{FeedError, FeedEvent};
 
 /// Most events of a watch that wait for the feed; a full queue makes the watch wait.

@@ -1,10 +1,38 @@
 //! The agent's side: watches the directory that the hook writes to.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use super::DIRECTORY;
 use crate::publisher::Publisher;
+use crate::source::{Source, SourceContext, SourceTask};
 use crate::{FeedError, directory};
 use metadata_content::record::RecordLimits;
+use metadata_content::source::RecordSource;
+
+/// The records that libvirt's hook writes into a directory.
+pub struct HookDirectory(PathBuf);
+
+impl HookDirectory {
+    /// The directory below a run directory.
+    #[must_use]
+    pub fn of(run: &Path) -> Self {
+        Self(run.join(DIRECTORY))
+    }
+}
+
+impl Source for HookDirectory {
+    fn kind(&self) -> RecordSource {
+        RecordSource::Hook
+    }
+
+    fn run(&self, context: SourceContext, publisher: Publisher) -> SourceTask {
+        Box::pin(watch(self.0.clone(), context.limits, publisher))
+    }
+
+    fn is_reread(&self) -> bool {
+        true
+    }
+}
 
 /// Watches the hook's records like [`directory::watch`], and what it refused. A record's key is its domain's UUID.
 ///

@@ -1,8 +1,7 @@
 //! The inlet of one pod: creates it on request, restores it, and removes it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use metadata_common::mac::Mac;
 use tokio::sync::watch;
@@ -12,33 +11,6 @@ use super::follow::{RETRY, WatchContext};
 use super::{Inlets, PodUid};
 use metadata_links::inlet;
 use metadata_links::processes::NamespaceReservation;
-
-/// How long inlets are left alone once another agent is about to take over. A takeover takes seconds; if there is none,
-/// this agent goes on.
-pub const INLET_PAUSE: Duration = Duration::from_secs(10);
-
-/// Keeps this agent from making and removing inlets while another one takes over. Their configurations may differ, and
-/// each would undo what the other does.
-#[derive(Clone, Debug, Default)]
-pub struct InletPause(Arc<Mutex<Option<Instant>>>);
-
-impl InletPause {
-    /// Leaves inlets alone for [`INLET_PAUSE`].
-    pub fn begin(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + INLET_PAUSE);
-    }
-
-    /// Waits for the end of the pause, if there is one.
-    pub(super) async fn end(&self) {
-        loop {
-            let until = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            match until {
-                Some(until) if until > Instant::now() => tokio::time::sleep_until(until).await,
-                _ => return,
-            }
-        }
-    }
-}
 
 /// The requested state of a pod's inlet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

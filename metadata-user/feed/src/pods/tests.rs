@@ -1,6 +1,5 @@
-use super::{
-    INLET_PAUSE, InletPause, MAX_PODS, MAX_VOLUMES, PodDirectories, PodEvent, PodUid, Pods, PodsError,
-};
+use super::{MAX_PODS, MAX_VOLUMES, PodDirectories, PodEvent, PodUid, Pods, PodsError};
+use crate::source::{TAKEOVER_PAUSE, TakeoverPause};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -162,12 +161,12 @@ async fn one_pod_beyond_the_limit_is_refused_and_so_are_too_many_volumes() {
 
 #[tokio::test(start_paused = true)]
 async fn inlets_are_left_alone_for_a_while_before_a_takeover() {
-    let pause = InletPause::default();
+    let pause = TakeoverPause::default();
     let ends_within = async |time| tokio::time::timeout(time, pause.end()).await.is_ok();
     assert!(ends_within(Duration::ZERO).await, "no agent is about to take over");
     pause.begin();
-    assert!(!ends_within(INLET_PAUSE / 2).await);
+    assert!(!ends_within(TAKEOVER_PAUSE / 2).await);
     pause.begin();
-    assert!(!ends_within(INLET_PAUSE * 3 / 4).await, "each call begins anew");
-    assert!(ends_within(INLET_PAUSE / 2).await);
+    assert!(!ends_within(TAKEOVER_PAUSE * 3 / 4).await, "each call begins anew");
+    assert!(ends_within(TAKEOVER_PAUSE / 2).await);
 }

@@ -13,7 +13,7 @@
 //! when qemu-server moves it; snapshots and `[special:…]` never do.
 
 use percent_encoding::percent_decode_str;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -250,7 +250,7 @@ pub const DEFAULT_DIRECTORY: &str = "/etc/pve/qemu-server";
 pub const DEFAULT_FILES: &str = "/etc/xdp-imds/proxmox";
 
 /// How the agent finds and serves the VMs of a Proxmox VE node; `proxmox: {}` serves every VM on it.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProxmoxOptions {
     /// Directory of the VMs' configurations, `<vmid>.conf`.

@@ -14,6 +14,7 @@ use super::load::{DirectoryScan, FileStamps, LoadOutcome, VmDigest, VmFiles};
 use super::{LOOK, ProxmoxOptions, ProxmoxTranslation, load};
 use crate::publisher::Publisher;
 use crate::record_part::PartError;
+use crate::source::FailureStreak;
 use crate::{FeedError, FeedEvent, blocking};
 
 /// Most VMs of a node.
@@ -283,8 +284,11 @@ impl Feed {
 // How the feed's looks at the directory go. The feed writes it; status reads it.
 
 /// The state of the looks.
-#[derive(Debug, Default)]
-pub struct ProxmoxHealth(Mutex<HealthState>);
+#[derive(Debug)]
+pub struct ProxmoxHealth {
+    since: Instant,
+    inner: Mutex<HealthState>,
+}
 
 #[derive(Debug, Default)]
 struct HealthState {
@@ -299,10 +303,12 @@ struct HealthState {
 /// The state at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProxmoxReport {
+    /// Seconds since the first look.
+    pub asked_for: f64,
     /// Seconds since the directory was last read whole; `None` before the first time.
     pub looked: Option<f64>,
-    /// For how many seconds looks have failed, and the last reason.
-    pub failing: Option<(f64, String)>,
+    /// The failure, if the last look failed.
+    pub failing: Option<FailureStreak>,
     /// The cluster has no quorum, so Proxmox VE changes no configuration.
     pub read_only: bool,
 }
@@ -317,8 +323,14 @@ pub(super) struct ScanChanges {
 }
 
 impl ProxmoxHealth {
+    /// The state before the first look.
+    #[must_use]
+    pub fn new(since: Instant) -> Self {
+        Self { since, inner: Mutex::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, HealthState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that the directory was read whole.
@@ -342,9 +354,15 @@ impl ProxmoxHealth {
     pub fn report(&self, now: Instant) -> ProxmoxReport {
         let inner = self.lock();
         let ago = |then: Instant| now.saturating_duration_since(then).as_secs_f64();
+        let failing = inner.failing.as_ref();
         ProxmoxReport {
+            asked_for: ago(self.since),
             looked: inner.looked.map(ago),
-            failing: inner.failing.as_ref().map(|(since, reason)| (ago(*since), reason.clone())),
+            failing: failing.map(|(since, reason)| FailureStreak {
+                since: ago(*since),
+                reason: reason.clone(),
+                ..FailureStreak::default()
+            }),
             read_only: inner.read_only,
         }
     }

@@ -11,18 +11,17 @@ use metadata_common::verdict::Verdict;
 use metadata_content::identity::Issuer;
 use metadata_content::source::RecordSource;
 use metadata_control::status::{
-    AgentStatus, ApiServer, AttachmentStatus, FailedReads, FailedRequests, IssuerState, LISTED_COMPLAINTS,
-    Phase, PortFilter, PortState, Proxmox, RecordMemory, SCHEMA, Share, TenantShare, WorkerStatus,
+    AgentStatus, AttachmentStatus, FailedReads, IssuerState, LISTED_COMPLAINTS, Phase, PortFilter, PortState,
+    RecordMemory, SCHEMA, Share, SourceStatus, TenantShare, WorkerStatus,
 };
 use metadata_datapath::worker::LoopStats;
-use metadata_feed::contact::{Contact, ContactReport, FailureStreak};
-use metadata_feed::proxmox::watch::ProxmoxHealth;
 use metadata_feed::publisher::Outage;
+use metadata_feed::source::{FailureStreak, Source, SourceHealth};
 use metadata_steer::Steering;
 use samples::Samples;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
@@ -54,12 +53,10 @@ pub(crate) struct Reporter {
     /// What each worker has answered, in the order of the hubs.
     tallies: Vec<Arc<WorkerCounts>>,
     from_snapshot: bool,
-    /// The state of the connection to the API server, if a feed uses one.
-    api_server: Option<Arc<Contact>>,
+    /// The configured sources of records.
+    sources: Vec<Arc<dyn Source>>,
     /// The issuer of identity tokens and its keys, on a node that issues them.
     identity: Option<(Issuer, Arc<Publication>)>,
-    /// The directory of Proxmox VE's configurations and the state of the looks at it, if a feed reads it.
-    proxmox: Option<(PathBuf, Arc<ProxmoxHealth>)>,
     /// Whether each source can be read.
     outages: BTreeMap<RecordSource, Outage>,
     /// Why the last reload of the configuration was refused.
@@ -78,9 +75,8 @@ impl Reporter {
             reloads: Reloads::default(),
             tallies,
             from_snapshot: false,
-            api_server: None,
+            sources: Vec::new(),
             identity: None,
-            proxmox: None,
             outages: BTreeMap::new(),
             refused_reload: None,
         }
@@ -91,20 +87,14 @@ impl Reporter {
         self.from_snapshot = from_snapshot;
     }
 
-    /// Sets the API server to report on.
-    #[cfg(feature = "kubevirt")]
-    pub(crate) fn set_api_server(&mut self, contact: Arc<Contact>) {
-        self.api_server = Some(contact);
+    /// Sets the sources to report on.
+    pub(crate) fn set_sources(&mut self, sources: Vec<Arc<dyn Source>>) {
+        self.sources = sources;
     }
 
     /// Sets the issuer of identity tokens to report on.
     pub(crate) fn set_identity(&mut self, issuer: Issuer, publication: Arc<Publication>) {
         self.identity = Some((issuer, publication));
-    }
-
-    /// Sets the directory of Proxmox VE's configurations to report on.
-    pub(crate) fn set_proxmox(&mut self, directory: PathBuf, outlook: Arc<ProxmoxHealth>) {
-        self.proxmox = Some((directory, outlook));
     }
 
     /// Sets where a feed says that its source cannot be read.
@@ -151,9 +141,8 @@ impl Reporter {
             shadowed: view.shadowed(),
             mac_mismatches: Vec::new(),
             shared_uuids: view.shared_uuids(),
-            api_server: self.api_server(),
+            sources: self.source_reports(),
             identity: self.identity_report(),
-            proxmox: self.proxmox(),
             record_memory: {
                 let usage = view.catalogue.room().usage();
                 RecordMemory { used: usage.used as u64, limit: usage.limit as u64 }
@@ -178,12 +167,9 @@ impl Reporter {
         }));
         status.troubles.extend(self.outages.values().filter_map(Outage::reason));
         status.troubles.extend(view.catalogue.state_troubles());
-        if let Some(failing) = status.api_server.as_ref().and_then(|server| server.failing.as_ref()) {
-            let FailedRequests { since, kind, reason } = failing;
-            status
-                .troubles
-                .push(format!("requests to the API server have failed for {since:.0} s: {kind}: {reason}"));
-        }
+        status.troubles.extend(
+            self.sources.iter().filter_map(|source| source.health()).flat_map(|health| health.problems),
+        );
         if let Some(identity) = &status.identity {
             if identity.ended {
                 status.troubles.push("the signer of identity tokens has ended: restart the agent".into());
@@ -198,18 +184,6 @@ impl Reporter {
                     "the certificate for signed documents expires in {days} days: replace the files of \
                      `identity.certificate`"
                 ));
-            }
-        }
-        if let Some(proxmox) = &status.proxmox {
-            let directory = proxmox.directory.display();
-            if let Some(FailedReads { since, reason }) = &proxmox.failing {
-                status.troubles.push(format!(
-                    "{directory} has not been readable for {since:.0} s: {reason}; `systemctl status pve-cluster` tells \
-                     why"
-                ));
-            }
-            if proxmox.read_only {
-                status.troubles.push(format!("{directory} is read-only: the cluster has no quorum; `pvecm status` shows which nodes are missing"));
             }
         }
         let mismatches = view.mac_mismatches();
@@ -241,26 +215,16 @@ impl Reporter {
         Some(IssuerState { issuer: url, algorithm, keys, signs, certificate_expires, ended, signed })
     }
 
-    /// The state of the connection to the API server; `None` if no feed uses one.
-    fn api_server(&self) -> Option<ApiServer> {
-        let ContactReport { asked_for, answered, failing, failures } =
-            self.api_server.as_ref()?.report(Instant::now());
-        let failing =
-            failing.map(|FailureStreak { since, kind, reason }| FailedRequests { since, kind, reason });
-        Some(ApiServer { asked_for, answered, failing, failures })
-    }
-
-    /// The state of Proxmox VE's configurations; `None` if no feed reads them.
-    fn proxmox(&self) -> Option<Proxmox> {
-        let (directory, outlook) = self.proxmox.as_ref()?;
-        let report = outlook.report(Instant::now());
-        let failing = report.failing.map(|(since, reason)| FailedReads { since, reason });
-        Some(Proxmox {
-            directory: directory.clone(),
-            looked: report.looked,
-            read_only: report.read_only,
-            failing,
-        })
+    /// How the sources can be read that say so.
+    pub(crate) fn source_reports(&self) -> Vec<SourceStatus> {
+        let report = |source: &Arc<dyn Source>| {
+            let SourceHealth { reads, asked_for, answered, failing, failures, notes, problems: _ } =
+                source.health()?;
+            let failing =
+                failing.map(|FailureStreak { since, kind, reason }| FailedReads { since, kind, reason });
+            Some(SourceStatus { source: source.kind(), reads, asked_for, answered, failing, failures, notes })
+        };
+        self.sources.iter().filter_map(report).collect()
     }
 
     fn workers(&self, view: NodeView<'_>, health: &Health) -> Vec<WorkerStatus> {

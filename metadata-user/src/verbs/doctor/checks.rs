@@ -3,11 +3,9 @@
 mod guests;
 mod identity;
 mod kernel;
-mod kubevirt;
 mod node;
 mod port;
 mod privilege;
-mod proxmox;
 mod room;
 
 #[cfg(test)]
@@ -48,8 +46,7 @@ pub(super) fn all(facts: &Facts) -> Vec<Check> {
     checks.extend(room::checks(facts));
     checks.extend(guests::checks(facts));
     checks.extend(node::checks(facts));
-    checks.extend(kubevirt::checks(facts));
-    checks.extend(proxmox::checks(facts));
+    checks.extend(facts.sources.iter().cloned());
     checks.extend(identity::checks(facts));
     checks.extend(port::checks(facts));
     checks

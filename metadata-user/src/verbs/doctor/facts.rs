@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use metadata_common::port::PortName;
 use metadata_control::status::{AttachmentStatus, MacMismatch, RefusedRecord};
+use metadata_feed::check::Check;
 use metadata_signer::Algorithm;
 use metadata_steer::SteeringMode;
 use metadata_steer::probe::{AddressUse, DeviceState, Feature, PinnedLink, ProbeError, ProbeResult, Search};
@@ -30,10 +31,8 @@ pub struct Facts {
     pub node: NodeFacts,
     /// The ports that the configuration and the records name.
     pub ports: Vec<PortFacts>,
-    /// The needs of KubeVirt's feed, which makes records from KubeVirt's VMs; `None` if the feed is off.
-    pub kubevirt: Option<Kubevirt>,
-    /// The directory of Proxmox VE's configurations; `None` if its feed is off.
-    pub proxmox: Option<Directory>,
+    /// What the configured sources of records need, each judged by itself.
+    pub sources: Vec<Check>,
     /// What the issuer of identity tokens needs; `None` on a node without one.
     pub identity: Option<IssuerFacts>,
 }
@@ -60,22 +59,6 @@ pub struct IdentityKeyFacts {
     pub skipped: Vec<String>,
     /// Whether the signer makes keys itself.
     pub made_here: bool,
-}
-
-/// The state of everything that KubeVirt's feed needs.
-#[derive(Clone, Debug)]
-pub struct Kubevirt {
-    /// The node's name in the cluster, or the reason why it is unknown.
-    pub node: Result<String, String>,
-    /// The result of configuring a client for the API server. No request is sent. The error is the reason why a client
-    /// cannot be configured. `None` if the feed does not watch the API server.
-    pub api: Option<Result<(), String>>,
-    /// kubelet's directory of pods.
-    pub pods: Directory,
-    /// The mount point of the node's control groups.
-    pub cgroups: Directory,
-    /// The directory of the socket for KubeVirt's node hook; `None` if the hook is off.
-    pub hook: Option<Directory>,
 }
 
 /// The part of the configuration that the checks need.

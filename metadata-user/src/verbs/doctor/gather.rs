@@ -1,8 +1,6 @@
 //! Collects the facts about the node, the configuration and this process.
 
 mod identity;
-#[cfg(feature = "kubevirt")]
-mod kubevirt;
 mod libvirt;
 mod ports;
 mod process;
@@ -33,12 +31,8 @@ pub(super) fn facts(config: &Config, process: ProcessFacts) -> Facts {
         records,
         node,
         ports: ports::look(ports),
-        #[cfg(feature = "kubevirt")]
-        kubevirt: kubevirt::kubevirt(config),
-        #[cfg(not(feature = "kubevirt"))]
-        kubevirt: None,
+        sources: config.sources().iter().flat_map(|source| source.preflight()).collect(),
         exposed: room::exposed(config),
-        proxmox: config.proxmox.as_ref().map(|options| room::remote(&options.directory)),
         identity: config.identity.as_ref().map(identity::identity),
         kernel: kernel(config),
     }
@@ -50,7 +44,7 @@ fn wanted(config: &Config) -> ConfigFacts {
         hub: config.hub.clone(),
         workers: config.workers,
         pinned_memory: Queues::memory(hub_queues(), &SocketConfig::default()),
-        feeds: config.feeds(),
+        feeds: config.platforms(),
         guards_all: config.guard == ClosedTaps::All,
         missing_token_key: config
             .token_key

@@ -1,10 +1,10 @@
 //! The node: its namespaces, the agent in one of them, and all guests.
 
-use super::hostile::{HARMS, Hostile};
-use super::roam::{Places, Roamer};
-use super::script::{self, Place};
-use super::shared::{Shared, add};
+use super::Place;
+use super::guests::{HARMS, Hostile};
+use super::guests::{Places, Roamer};
 use super::watch::{Watch, hub_devices};
+use super::{Shared, add};
 use crate::storm::crawl::Dialect;
 use crate::storm::guest::Plan;
 use anyhow::{Context as _, Result, ensure};
@@ -116,12 +116,12 @@ impl Node {
             taps.push(Tap::create(ns, &ifname, Shape::default())?);
             writeln!(lines[usize::from(aside)], "link set {ifname} up")?;
             let place = Place { ifname, netns: aside.then(|| ns.name().to_owned()) };
-            script::write(records, identity, 1, &place)?;
+            super::write(records, identity, 1, &place)?;
         }
         self.ns.ip_batch(&lines[0])?;
         self.side.ip_batch(&lines[1])?;
         let plan =
-            |(dialect, name)| script::plan(records, &self.files.path().join(name), dialect, &identities);
+            |(dialect, name)| super::plan(records, &self.files.path().join(name), dialect, &identities);
         let dialects =
             [(Dialect::Nocloud, "nocloud"), (Dialect::Ec2, "ec2"), (Dialect::Openstack, "openstack")];
         Ok((taps, dialects.into_iter().map(plan).collect::<Result<_>>()?))
@@ -135,7 +135,7 @@ impl Node {
             let ifname = format!("hostile{number}");
             let tap = Tap::create(&self.ns, &ifname, Shape::default())?;
             writeln!(lines, "link set {ifname} up")?;
-            script::write(records, &identity, 1, &Place { ifname, netns: None })?;
+            super::write(records, &identity, 1, &Place { ifname, netns: None })?;
             guests.push(Hostile::new(tap, &identity, harm, seed));
         }
         self.ns.ip_batch(&lines)?;

@@ -11,31 +11,26 @@
 //! guarded. It also reads the configurations of a simulated Proxmox VE. All of it is in namespaces and control groups of
 //! the soak.
 
-mod attack;
-mod bulk;
 mod guests;
-mod http;
-mod limit;
 mod node;
-mod proxmox;
 mod report;
-mod webhook;
-mod yaml;
 
-use super::node::has_ended;
-use super::shared::{EndsWithMe, Shared};
+pub(super) use report::Report;
+
 use anyhow::{Result, bail};
-use attack::{Attack, Ground, Start, Tally};
 use node::{LOOK, Node};
 use report::{Health, Measured, MemorySample, NewVm, most_after, unserved};
 use rustix::process::setpriority_process;
+use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::agent::Agent;
 
-pub(super) use report::Report;
+use super::EndsWithMe;
+use super::node::has_ended;
+use crate::soak::Shared;
 
 /// New VMs of the modest tenant alone, before the attacks.
 const ALONE: usize = 9;
@@ -77,7 +72,7 @@ pub(super) struct Plan {
 
 /// Runs the soak.
 pub(super) fn soak(plan: &Plan, interrupted: Arc<AtomicBool>) -> Result<Report> {
-    let attacks = attack::chosen(&plan.only).map_err(anyhow::Error::msg)?;
+    let attacks = chosen(&plan.only).map_err(anyhow::Error::msg)?;
     let node = Node::new(plan.agent.clone(), plan.limit)?;
     let agent = node.start()?;
     eprintln!(
@@ -219,7 +214,7 @@ impl<'a> Watch<'a> {
     /// Runs a new VM of the modest tenant.
     fn new_vm(&self) -> NewVm {
         let at_s = self.at_s();
-        match limit::serve_new_vm(self.node, &self.stop) {
+        match node::serve_new_vm(self.node, &self.stop) {
             Ok(took) => NewVm { at_s, took_ms: took.as_secs_f64() * 1_000.0, served: true },
             Err(error) => {
                 let text = format!("{error:#}");
@@ -354,4 +349,200 @@ fn progress(watch: &Watch<'_>, began: Instant, length: Duration, vms: &[NewVm]) 
         watch.memory().unwrap_or_default() >> 20,
         vms.len()
     );
+}
+
+// The attacks, one in each row of [`ATTACKS`]. Each runs in a thread of its own from the first to the last minute, and
+// takes away all that it made.
+
+/// One attack.
+struct Attack {
+    /// Its name, as for `--only`.
+    name: &'static str,
+    /// What it does.
+    about: &'static str,
+    /// Runs it until the ground says that it is over.
+    run: fn(&Ground<'_>) -> Result<()>,
+}
+
+macro_rules! attacks {
+    ($($name:literal, $about:literal, $run:path;)+) => {
+        &[$(Attack { name: $name, about: $about, run: $run },)+]
+    };
+}
+
+/// All attacks.
+const ATTACKS: &[Attack] = attacks! {
+    "equal-uuid", "a VM with the firmware UUID of another tenant's reads and overwrites its state", guests::equal_uuid;
+    "equal-uuid-slow", "such a VM holds 140 slow connections in the account that it shares", guests::equal_uuid_slow;
+    "yaml-bomb", "800 bytes of networkData with five nested anchors", guests::yaml_bomb;
+    "render-bomb", "anchors that pass as a record, and a guest that asks for CloudCIX", guests::render_bomb;
+    "ssh-keys", "12 Secrets of 1 MiB of short lines in accessCredentials", guests::ssh_keys;
+    "patch-loop", "a patch every 1.5 s to a VMI with two such Secrets", guests::patch_slowly;
+    "patch-flood", "patches without a pause to a VMI with two such Secrets", guests::patch_fast;
+    "vmi-bytes", "22 VMIs of 1.4 MiB", guests::vmi_bytes;
+    "record-memory", "80 VMs with 1 MiB of user-data each", guests::record_memory;
+    "taps", "1,500 taps in the namespace of one pod", guests::taps;
+    "events", "60 VMIs that fail, each time for another reason", guests::events;
+    "refused", "thousands of VMIs whose records are refused", guests::refused;
+    "webhook", "300 idle TLS connections to the webhook", guests::idle;
+    "slow-connections", "a guest with 140 connections that send a byte now and then", guests::slow_connections;
+    "attributes", "two guests that write attributes as fast as they can", guests::attributes;
+    "proxmox-uuid", "two VMs of Proxmox VE with one smbios1 UUID", guests::equal_smbios_uuid;
+    "proxmox-bomb", "a description of 823 bytes with the same anchors", guests::bomb;
+};
+
+/// Returns the attacks of these names, or all.
+fn chosen(names: &[String]) -> Result<Vec<&'static Attack>, String> {
+    let find = |name: &String| {
+        let found = ATTACKS.iter().find(|attack| attack.name == *name);
+        found.ok_or_else(|| {
+            let known: Vec<_> = ATTACKS.iter().map(|attack| attack.name).collect();
+            format!("no attack is called `{name}`; choose from {}", known.join(", "))
+        })
+    };
+    match names {
+        [] => Ok(ATTACKS.iter().collect()),
+        names => names.iter().map(find).collect(),
+    }
+}
+
+/// The common start of all attacks, so that what the lab prepares slows nobody down while the modest tenant is measured.
+#[derive(Debug, Default)]
+struct Start {
+    ready: AtomicUsize,
+    begun: AtomicBool,
+}
+
+impl Start {
+    /// Number of attacks that wait for the start, or have failed.
+    fn ready(&self) -> usize {
+        self.ready.load(Ordering::Relaxed)
+    }
+
+    /// Lets all attacks begin.
+    fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What one attack has to do with.
+struct Ground<'a> {
+    node: &'a Node,
+    start: &'a Start,
+    /// True once this attack has waited for the start.
+    waited: AtomicBool,
+    /// Over once the attacks must end.
+    attacks: &'a Shared,
+    /// Number of harmful acts so far.
+    acts: AtomicU64,
+    /// Length of the attacks.
+    length: Duration,
+}
+
+impl<'a> Ground<'a> {
+    fn new(node: &'a Node, start: &'a Start, attacks: &'a Shared, length: Duration) -> Self {
+        Self { node, start, waited: AtomicBool::new(false), attacks, acts: AtomicU64::new(0), length }
+    }
+
+    /// Runs an attack. One that fails before it is ready delays no other.
+    fn run(&self, attack: &Attack) -> Result<()> {
+        let result = (attack.run)(self);
+        if !self.waited.load(Ordering::Relaxed) {
+            self.start.ready.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Called by each attack when all is prepared: the first time, waits until the others are ready, too.
+    fn wait_for_start(&self) {
+        if self.waited.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.start.ready.fetch_add(1, Ordering::Relaxed);
+        while !self.start.begun.load(Ordering::Relaxed) && !self.is_over() {
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.attacks.is_over()
+    }
+
+    fn sleep(&self, long: Duration) {
+        self.attacks.sleep(long);
+    }
+
+    fn act(&self) {
+        self.acts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Time that an attack holds what it made before it begins again: several times in each run.
+    fn hold(&self) -> Duration {
+        (self.length / 4).clamp(Duration::from_secs(10), Duration::from_secs(120))
+    }
+}
+
+/// The count of one attack in the report.
+#[derive(Clone, Debug, Serialize)]
+struct Tally {
+    attack: &'static str,
+    about: &'static str,
+    acts: u64,
+}
+
+// YAML that is small in bytes and large once its aliases are expanded.
+
+/// Number of leaves of the innermost list, and number of aliases of each of four lists around it.
+type Shape = (usize, usize);
+
+/// A leaf: a mapping, because a parsed one takes most for its bytes.
+const LEAF: &str = "{a},";
+/// 800 bytes that expand to 7 million mappings. A parser that counts aliases rather than what they expand to accepts it.
+const LARGE: Shape = (137, 15);
+/// Smaller: a record with it is accepted, and each parse of it takes some hundred MB.
+const MEDIUM: Shape = (50, 11);
+
+/// Returns a network configuration of version 2 with five nested anchors.
+fn bomb(shape: Shape) -> String {
+    format!("version: 2\nethernets: {{}}\n{}", anchors(shape).join("\n"))
+}
+
+/// Returns members of a mapping, each with an anchor that has aliases of the one before.
+fn anchors((leaves, width): Shape) -> Vec<String> {
+    let mut lines = vec![format!("a: &a [{}]", LEAF.repeat(leaves))];
+    for (name, inner) in [("b", "a"), ("c", "b"), ("d", "c"), ("e", "d")] {
+        lines.push(format!("{name}: &{name} [{}]", vec![format!("*{inner}"); width].join(",")));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ATTACKS, LARGE, MEDIUM, bomb, chosen};
+
+    #[test]
+    fn the_book_lists_every_attack_with_the_same_words() {
+        let page = include_str!("../../../../docs/src/contribute/tenants.md");
+        for attack in ATTACKS {
+            let row = format!("| `{}` | {} |\n", attack.name, attack.about);
+            assert!(page.contains(&row), "{row}");
+        }
+    }
+
+    #[test]
+    fn attacks_have_different_names_and_unknown_names_are_refused() {
+        let mut names: Vec<_> = ATTACKS.iter().map(|attack| attack.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), ATTACKS.len());
+        assert_eq!(chosen(&[]).map(|all| all.len()), Ok(ATTACKS.len()));
+        assert_eq!(chosen(&["taps".to_owned()]).map(|some| some.len()), Ok(1));
+        assert!(chosen(&["tap".to_owned()]).is_err_and(|error| error.contains("taps, events")));
+    }
+
+    #[test]
+    fn a_bomb_is_smaller_than_its_name_says() {
+        assert!(bomb(LARGE).len() <= 807, "{}", bomb(LARGE).len());
+        assert!(bomb(MEDIUM).len() <= 760, "{}", bomb(MEDIUM).len());
+    }
 }

@@ -11,11 +11,11 @@ use anyhow::{Result, bail, ensure};
 use std::fmt::Write as _;
 use std::path::Path;
 
-use super::agent;
+use super::cpu::{Case, Environment, Results, Settings, Subject};
 use super::figure::{FIGURES, Figure};
-use super::model::{Case, Environment, Results, Settings, Subject};
+use super::lab;
 use super::report::show;
-use crate::storm::model::Spread;
+use crate::storm::cpu::Spread;
 
 /// The subject that can fail a comparison.
 const OURS: &str = "xdp-imds";
@@ -59,7 +59,7 @@ fn differences(before: &Results, after: &Results) -> Vec<String> {
     check("processor", &a.processor, &b.processor);
     check("cores", &a.cores, &b.cores);
     // The version of xdp-imds may differ, because it is the subject of the comparison.
-    for (name, version) in a.versions.iter().filter(|(name, _)| *name != agent::NAME) {
+    for (name, version) in a.versions.iter().filter(|(name, _)| *name != lab::NAME) {
         if let Some(other) = b.versions.get(name) {
             check(name, version, other);
         }

@@ -8,17 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::bpffs::Bpffs;
 
-use super::agent::Agent;
+use super::cpu::{Case as Measured, Idle, Round, Settings, Subject as Found};
 use super::cpu::{Clocks, Threads};
 use super::crawl::Dialect;
 use super::guest::{Arrival, Flood, Orders, Outcome, Prices};
-use super::lab::Lab;
-use super::lab::RETRIES;
-use super::model::{Case as Measured, Idle, Round, Settings, Subject as Found};
 use super::peer::{Scene, Subject};
-use super::plan::Case;
 use super::watch::Watch;
-use super::{Args, agent, cpu, peer};
+use super::{Args, Case, cpu, lab, peer};
+use lab::{Agent, Lab, RETRIES};
 
 /// Pause between a server's start and the storm, so that one-time work after the start is not measured.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -68,7 +65,7 @@ impl Run<'_> {
             let scene = Scene { node: self.lab.node(), tenants: &case.tenants, cores, pinned };
             match subject.prepare(&scene) {
                 Ok(()) => {}
-                Err(error) if subject.name() == agent::NAME => {
+                Err(error) if subject.name() == lab::NAME => {
                     return Err(error.context("cannot prepare the agent"));
                 }
                 // A peer that cannot serve this case is left out of it, with a message.
@@ -89,7 +86,7 @@ impl Run<'_> {
                 let label = format!("{dialect} round {}/{} {}", number + 1, self.args.rounds, subject.name());
                 match self.round(&label, subject, &case, vms, number, pinned) {
                     Ok(round) => found[place].rounds.push(round),
-                    Err(error) if subject.name() == agent::NAME => return Err(error.context(label)),
+                    Err(error) if subject.name() == lab::NAME => return Err(error.context(label)),
                     // A peer that fails loses its round. The run continues.
                     Err(error) => self.progress(&format!("{label} failed: {error:#}")),
                 }
@@ -106,7 +103,7 @@ impl Run<'_> {
 
     fn subjects(&self, case: &Case) -> Result<Vec<Box<dyn Subject>>> {
         let named = |name: &String| -> Result<Box<dyn Subject>> {
-            if name == agent::NAME {
+            if name == lab::NAME {
                 let configuration = self.configuration.clone().unwrap_or_default();
                 let pins = (!self.args.event.is_empty()).then(Bpffs::mount).transpose()?;
                 return Ok(Box::new(Agent::new(self.agent.clone(), case.records(), configuration, pins)));
@@ -162,7 +159,7 @@ impl Run<'_> {
             let (over, end) = std::sync::mpsc::channel::<()>();
             let (events, running) = (&self.args.event, running.as_mut());
             std::thread::scope(|scope| {
-                let disturbed = scope.spawn(move || super::lab::all(running, events, &end));
+                let disturbed = scope.spawn(move || lab::all(running, events, &end));
                 let outcome = self.lab.storm(&orders, &mut report);
                 drop(over);
                 let events = disturbed.join().expect("events do not panic");
@@ -185,7 +182,7 @@ impl Run<'_> {
         round.signer_us = (!signer.is_empty()).then_some(signing_us);
         round.ready_us = ready.as_secs_f64() * 1e6;
         round.attach_us = attached.map(|took| took.as_secs_f64() * 1e6);
-        self.progress(&format!("{label}: {}", super::table::line(&round)));
+        self.progress(&format!("{label}: {}", super::figure::line(&round)));
         Ok(round)
     }
 
@@ -242,7 +239,7 @@ impl Run<'_> {
             Some(Flood::Ordinary) => drop(set("flood", "ordinary".into())),
         }
         if !args.event.is_empty() {
-            set("event", super::lab::shown(&args.event));
+            set("event", lab::shown(&args.event));
         }
         if args.vhost {
             set("vhost", "yes".into());

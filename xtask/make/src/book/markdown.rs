@@ -1,8 +1,11 @@
 //! Reads README and book as text: pages, and the code, headings and tables of each page.
 
 use anyhow::{Context as _, Result};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+
+use super::code::Code;
 
 /// The directory of the book's pages, relative to the top of the project.
 pub(crate) const SOURCE: &str = "docs/src";
@@ -163,9 +166,275 @@ pub(crate) fn collect(directory: &Path, ending: &str, found: &mut Vec<PathBuf>) 
     Ok(())
 }
 
+// Checks that the links and anchors in README and book have targets.
+
+/// The URLs by which pages of the built book link to files of this repository.
+const REPOSITORY: [&str; 2] =
+    ["https://github.com/xdp-imds/xdp-imds/blob/main/", "https://github.com/xdp-imds/xdp-imds/tree/main/"];
+
+/// The book's table of contents.
+const SUMMARY: &str = "SUMMARY.md";
+
+/// Finds links without a target, and pages missing from the table of contents.
+pub(super) fn link_findings(pages: &[Page]) -> Result<Vec<String>> {
+    let anchors: BTreeMap<&Path, Vec<String>> =
+        pages.iter().map(|page| (page.path.as_path(), page.anchors())).collect();
+    let mut findings = Vec::new();
+    for page in pages {
+        for (line, target) in links(&page.prose()) {
+            if let Some(reason) = broken(&page.path, &target, &anchors) {
+                findings.push(format!("{}: {target}: {reason}", page.at(line)));
+            }
+        }
+    }
+    findings.extend(unlisted(pages));
+    Ok(findings)
+}
+
+/// Returns the reason for which a link has no target.
+fn broken(page: &Path, target: &str, anchors: &BTreeMap<&Path, Vec<String>>) -> Option<String> {
+    let (place, name) = target.split_once('#').map_or((target, None), |(place, name)| (place, Some(name)));
+    let inside = REPOSITORY.iter().find_map(|start| place.strip_prefix(start));
+    let path = match inside {
+        Some(path) => PathBuf::from(path),
+        None if place.contains("://") || place.starts_with("mailto:") => return None,
+        None if place.is_empty() => page.to_owned(),
+        None => plain(&page.parent().unwrap_or(Path::new("")).join(place)),
+    };
+    if !shell::top().join(&path).exists() {
+        return Some(format!("there is no {}", path.display()));
+    }
+    // The built book has no files from outside its source directory.
+    if inside.is_none() && page.starts_with(SOURCE) && !path.starts_with(SOURCE) {
+        return Some(format!("the file is outside the book; write {}{}", REPOSITORY[0], path.display()));
+    }
+    let name = name?;
+    match anchors.get(path.as_path()) {
+        None => Some(format!("the headings of {} are not checked; link without an anchor", path.display())),
+        Some(known) if known.iter().any(|one| one == name) => None,
+        Some(_) => Some(format!("no heading of {} has that name", path.display())),
+    }
+}
+
+/// Returns a path without `.` and `..`.
+pub(crate) fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            Component::CurDir => {}
+            other => plain.push(other),
+        }
+    }
+    plain
+}
+
+/// Returns the line and target of each inline link and picture. Code spans are ignored.
+fn links(prose: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (number, line) in prose.lines().enumerate() {
+        let without_code: String =
+            line.split('`').enumerate().filter(|(index, _)| index % 2 == 0).map(|(_, part)| part).collect();
+        for part in without_code.split("](").skip(1) {
+            if let Some((target, _)) = part.split_once(')') {
+                found.push((number + 1, target.to_owned()));
+            }
+        }
+    }
+    found
+}
+
+/// Finds pages missing from the table of contents.
+fn unlisted(pages: &[Page]) -> Vec<String> {
+    let source = Path::new(SOURCE);
+    let Some(summary) = pages.iter().find(|page| page.path == source.join(SUMMARY)) else {
+        return vec![format!("{SOURCE}/{SUMMARY} is missing")];
+    };
+    let listed: Vec<PathBuf> =
+        links(&summary.text).into_iter().map(|(_, target)| source.join(target)).collect();
+    let mine =
+        pages.iter().map(|page| &page.path).filter(|path| path.starts_with(source) && **path != summary.path);
+    let left_out = mine.filter(|path| !listed.contains(path));
+    left_out.map(|path| format!("{}: {SUMMARY} does not list it", path.display())).collect()
+}
+
+// Checks that the tests and statements which the book names exist.
+
+/// The pages with tables whose last column names tests.
+const TABLES: [&str; 2] = ["docs/src/design/promises.md", "docs/src/design/threats.md"];
+
+/// Returns the programs of tests and benches that `tests/Cargo.toml` registers.
+pub(super) fn programs() -> Result<BTreeSet<String>> {
+    let manifest =
+        fs::read_to_string(shell::top().join("tests/Cargo.toml")).context("cannot read tests/Cargo.toml")?;
+    let names = manifest.lines().filter_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
+    Ok(names.map(str::to_owned).collect())
+}
+
+/// Returns the programs and their files: `tests/PROGRAM/FILE.rs`. `house` makes sure that each file is part of one.
+fn files() -> Result<BTreeSet<String>> {
+    let mut known = programs()?;
+    let mut of_programs = Vec::new();
+    for directory in known.iter().map(|name| format!("tests/{name}")).chain(PROGRAM_TESTS.map(Into::into)) {
+        if shell::top().join(&directory).is_dir() {
+            collect(Path::new(&directory), "rs", &mut of_programs)?;
+        }
+    }
+    known.extend(of_programs.iter().filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())));
+    Ok(known)
+}
+
+/// The directories with tests of programs, which are not registered one by one.
+const PROGRAM_TESTS: [&str; 2] = ["xtask/lab/tests", "xtask/load/tests"];
+
+/// A reference of a table cell to a test, a module or a fuzz law.
+#[derive(Debug, PartialEq, Eq)]
+struct Reference {
+    /// The name of a file in `tests/`, of a module, or of a fuzz law.
+    subject: String,
+    kind: Kind,
+    /// The statements quoted from it.
+    statements: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Test,
+    Unit,
+    Law,
+}
+
+/// Finds references to tests that do not exist, and statements that no test has as its name.
+pub(super) fn statement_findings(pages: &[Page], code: &Code) -> Result<Vec<String>> {
+    let known = files()?;
+    let mut tests = sources("tests")?;
+    for directory in PROGRAM_TESTS {
+        tests.extend(sources(directory)?);
+    }
+    let mut findings = Vec::new();
+    for page in pages.iter().filter(|page| TABLES.iter().any(|table| page.path == Path::new(table))) {
+        let rows = page.rows();
+        let mut cells: Vec<(usize, &str)> =
+            rows.iter().filter_map(|(line, cells)| Some((*line, cells.last()?.as_str()))).collect();
+        // A paragraph may also quote statements.
+        let prose = page.prose();
+        let quoted: Vec<(usize, String)> =
+            paragraphs(&prose).filter(|(_, text)| text.contains("`: *")).collect();
+        cells.extend(
+            quoted
+                .iter()
+                .map(|(line, text)| (*line, text.split_once('(').map_or(text.as_str(), |(_, rest)| rest))),
+        );
+        for (line, cell) in cells {
+            for reference in references(cell) {
+                let reason = missing(&reference, &known, &tests, code);
+                findings.extend(reason.into_iter().map(|reason| format!("{}: {reason}", page.at(line))));
+            }
+        }
+    }
+    Ok(findings)
+}
+
+/// Returns the parts of a reference that do not exist.
+fn missing(
+    reference: &Reference,
+    known: &BTreeSet<String>,
+    tests: &[(PathBuf, String)],
+    code: &Code,
+) -> Vec<String> {
+    let Reference { subject, kind, statements } = reference;
+    let own = |path: &Path| {
+        path.iter().any(|part| Path::new(part).file_stem().is_some_and(|stem| stem == subject.as_str()))
+    };
+    let texts: Vec<&str> = match kind {
+        Kind::Test if !known.contains(subject) => {
+            let programs = PROGRAM_TESTS.join(" nor ");
+            return vec![format!(
+                "neither a program of tests/Cargo.toml nor {programs} has a file {subject}"
+            )];
+        }
+        Kind::Test | Kind::Law => {
+            tests.iter().filter(|(path, _)| own(path)).map(|(_, text)| text.as_str()).collect()
+        }
+        Kind::Unit => code.texts().filter(|(path, _)| own(path)).map(|(_, text)| text).collect(),
+    };
+    if texts.is_empty() {
+        return vec![format!("{subject} does not exist")];
+    }
+    let absent = statements.iter().filter(|statement| !texts.iter().any(|text| states(text, statement)));
+    absent.map(|statement| format!("no test of {subject} is named «{statement}»")).collect()
+}
+
+/// Returns true if a function in `text` has the statement as its name. `…` stands for any words.
+fn states(text: &str, statement: &str) -> bool {
+    let parts: Vec<String> = statement.split('…').map(slug).collect();
+    let names = text.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
+    names.into_iter().any(|name| {
+        let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return false };
+        match parts.len() {
+            1 => name == first,
+            _ => name.starts_with(first.as_str()) && name.ends_with(last.as_str()),
+        }
+    })
+}
+
+/// Returns the function name of a statement.
+fn slug(statement: &str) -> String {
+    let kept = statement.trim().chars().filter(|c| !matches!(c, '\'' | '’' | ',' | '.'));
+    kept.map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' }).collect()
+}
+
+/// Returns the references of a cell: `` `test`: *statement*, *statement*; unit tests of `module`: … ``.
+fn references(cell: &str) -> Vec<Reference> {
+    let mut found: Vec<Reference> = Vec::new();
+    for segment in cell.split(';') {
+        let kind = match segment.trim() {
+            text if text.starts_with("unit tests of") => Kind::Unit,
+            text if text.starts_with("fuzz law") => Kind::Law,
+            _ => Kind::Test,
+        };
+        // Text in brackets comments on a test and is no reference.
+        let segment = segment.split('(').next().unwrap_or_default();
+        let mut rest = segment;
+        while let Some(at) = rest.find(['`', '*']) {
+            let mark = &rest[at..=at];
+            let Some((inner, after)) = rest[at + 1..].split_once(mark) else { break };
+            match (mark, found.last_mut()) {
+                ("`", _) if inner.contains(' ') => {}
+                ("`", _) => found.push(Reference { subject: inner.to_owned(), kind, statements: Vec::new() }),
+                (_, Some(reference)) => reference.statements.push(inner.to_owned()),
+                (_, None) => {}
+            }
+            rest = after;
+        }
+    }
+    found
+}
+
+/// Returns the paragraphs that are not tables, each as one line, with the number of its first line.
+fn paragraphs(prose: &str) -> impl Iterator<Item = (usize, String)> {
+    let mut line = 1;
+    prose.split_inclusive("\n\n").filter_map(move |paragraph| {
+        let first = line;
+        line += paragraph.matches('\n').count();
+        (!paragraph.contains("|---")).then(|| (first, paragraph.replace('\n', " ")))
+    })
+}
+
+/// Reads the Rust files below a directory, with paths relative to the top of the project.
+fn sources(directory: &str) -> Result<Vec<(PathBuf, String)>> {
+    let mut paths = Vec::new();
+    collect(Path::new(directory), "rs", &mut paths)?;
+    let read = |path: PathBuf| Ok((path.clone(), fs::read_to_string(shell::top().join(path))?));
+    paths.into_iter().map(read).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Page, anchor, cells};
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    use super::{Kind, Page, Reference, anchor, broken, cells, links, references, states};
 
     fn page(text: &str) -> Page {
         Page { path: "a.md".into(), text: text.to_owned() }
@@ -198,5 +467,66 @@ mod tests {
             assert_eq!(anchor(heading), name);
         }
         assert_eq!(page("# A\n## A\n").anchors(), ["a", "a-1"]);
+    }
+
+    #[test]
+    fn links_and_pictures_are_found_and_links_in_code_are_not() {
+        let text = "a [b](c.md#d) ![e](f.svg)\n`[g](h)` [`i`](j.md)\n";
+        assert_eq!(links(text), [(1, "c.md#d".into()), (1, "f.svg".into()), (2, "j.md".into())]);
+    }
+
+    #[test]
+    fn a_link_without_a_target_is_found() {
+        let anchors = BTreeMap::from([(Path::new("README.md"), vec!["try-it".to_owned()])]);
+        let book = Path::new("docs/src/operate/api.md");
+        let good = [
+            "https://example.com/x",
+            "sources.md",
+            "https://github.com/xdp-imds/xdp-imds/blob/main/README.md#try-it",
+        ];
+        for target in good {
+            assert_eq!(broken(book, target, &anchors), None, "{target}");
+        }
+        let bad = [
+            "nowhere.md",
+            "../../../README.md",
+            "https://github.com/xdp-imds/xdp-imds/blob/main/no.md",
+            "sources.md#x",
+        ];
+        for target in bad {
+            assert!(broken(book, target, &anchors).is_some(), "{target}");
+        }
+        assert!(broken(Path::new("README.md"), "#try-that", &anchors).is_some());
+    }
+
+    #[test]
+    fn a_cell_refers_to_tests_modules_and_statements() {
+        let reference = |subject: &str, kind, statements: &[&str]| Reference {
+            subject: subject.into(),
+            kind,
+            statements: statements.iter().map(ToString::to_string).collect(),
+        };
+        let cell = "`a`: *b c*, *d…*; unit tests of `e`; fuzz law `f`; `g`, `cargo xtask h` (see `i`)";
+        let expected = [
+            reference("a", Kind::Test, &["b c", "d…"]),
+            reference("e", Kind::Unit, &[]),
+            reference("f", Kind::Law, &[]),
+            reference("g", Kind::Test, &[]),
+        ];
+        assert_eq!(references(cell), expected);
+    }
+
+    #[test]
+    fn a_statement_is_the_name_of_a_function() {
+        let text = "#[test]\nfn another_guests_ip_address_changes_nothing() {}\nfn no_wrapping_of_it_leaves_the_tap() {}";
+        for (statement, there) in [
+            ("another guest's IP address changes nothing", true),
+            ("another guest's IP…", true),
+            ("no wrapping…leaves the tap", true),
+            ("no wrapping…leaves the node", false),
+            ("another guest", false),
+        ] {
+            assert_eq!(states(text, statement), there, "{statement}");
+        }
     }
 }

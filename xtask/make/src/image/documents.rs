@@ -1,10 +1,14 @@
 //! The documents of packages: the pages for operators, with links that lead to what is installed.
 
-use crate::book::plain;
 use anyhow::{Context as _, Result};
+use flate2::{Compression, GzBuilder};
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::book::plain;
 
 /// Documents outside the book, and their paths in the package's directory of documents.
 const DOCUMENTS: [(&str, &str); 4] = [
@@ -28,7 +32,7 @@ const FILES: [(&str, &str); 6] = [
 const REPOSITORY: &str = "https://github.com/xdp-imds/xdp-imds/";
 
 /// Writes the documents of the source tree `top` to a new directory.
-pub(super) fn write(top: &Path, directory: &Path) -> Result<()> {
+pub(super) fn write_documents(top: &Path, directory: &Path) -> Result<()> {
     let mut documents: BTreeMap<PathBuf, String> =
         DOCUMENTS.map(|(path, installed)| (path.into(), installed.to_owned())).into();
     for (chapter, installed) in CHAPTERS {
@@ -97,12 +101,43 @@ fn installed(top: &Path, document: &Path, target: &str, documents: &BTreeMap<Pat
     format!("{REPOSITORY}{kind}/main/{}{anchor}", path.display())
 }
 
+// Manual pages and completions for packages, which the agent itself writes, and the documents beside them.
+
+/// Lets an agent write its pages to the directory `pages` below `products`, and returns that directory. Manual pages
+/// are compressed, as distributions require. The documents are in `doc` below it.
+pub(crate) fn write(agent: &Path, products: &Path) -> Result<PathBuf> {
+    let pages = products.join("pages");
+    if pages.is_dir() {
+        // A verb may have another name now.
+        fs::remove_dir_all(&pages).with_context(|| format!("cannot remove {}", pages.display()))?;
+    }
+    shell::run(Command::new(agent).arg("pages").arg(&pages).env_remove("XDP_IMDS_LOG"))?;
+    let manual = pages.join("man1");
+    for file in fs::read_dir(&manual).with_context(|| format!("cannot list {}", manual.display()))? {
+        compress(&file?.path())?;
+    }
+    write_documents(shell::top(), &pages.join("doc"))?;
+    Ok(pages)
+}
+
+/// Replaces a file by its compressed form, whose bytes depend on the content alone.
+fn compress(path: &Path) -> Result<()> {
+    let bytes = fs::read(path)?;
+    let mut gzip = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
+    gzip.write_all(&bytes)?;
+    let name = format!("{}.gz", path.display());
+    fs::write(&name, gzip.finish()?).with_context(|| format!("cannot write {name}"))?;
+    Ok(fs::remove_file(path)?)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{FILES, REPOSITORY, linked, write};
     use std::collections::BTreeMap;
     use std::fs;
+    use std::io::Read as _;
     use std::path::Path;
+
+    use super::{FILES, REPOSITORY, compress, linked, write_documents};
 
     #[test]
     fn links_lead_to_what_is_installed_or_to_the_repository() {
@@ -145,7 +180,7 @@ mod tests {
     #[test]
     fn no_relative_link_of_the_packages_documents_is_broken() {
         let room = tempfile::tempdir().expect("a directory");
-        write(shell::top(), room.path()).expect("written");
+        write_documents(shell::top(), room.path()).expect("written");
         let mut count = 0;
         for directory in ["", "operate", "reference"] {
             for page in fs::read_dir(room.path().join(directory)).expect("a directory") {
@@ -167,5 +202,20 @@ mod tests {
             }
         }
         assert!(count > 50, "{count} links are few");
+    }
+
+    #[test]
+    fn a_compressed_page_takes_the_place_of_the_page() {
+        let room = tempfile::tempdir().expect("a directory");
+        let page = room.path().join("a.1");
+        fs::write(&page, "text").expect("written");
+        compress(&page).expect("compressed");
+        assert!(!page.exists());
+        let bytes = fs::read(room.path().join("a.1.gz")).expect("a file");
+        // RFC 1952 §2.3: no name, no time, slowest and best compression.
+        assert_eq!(bytes[3..9], [0, 0, 0, 0, 0, 2]);
+        let mut text = String::new();
+        flate2::read::GzDecoder::new(&*bytes).read_to_string(&mut text).expect("gzip");
+        assert_eq!(text, "text");
     }
 }

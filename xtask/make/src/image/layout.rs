@@ -1,15 +1,18 @@
 //! Writes the image layout: blobs named by their digest, a manifest for each architecture and an index
 //! (<https://github.com/opencontainers/image-spec/blob/v1.1.1/image-layout.md>).
 
-use super::layer::Layer;
 use anyhow::{Context as _, Result};
+use flate2::{Compression, GzBuilder};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use shell::architecture::Architecture;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
+use tar::{Builder, EntryType, Header};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -195,12 +198,81 @@ pub(crate) fn sha256(blob: &[u8]) -> String {
     })
 }
 
+// Writes the image's one layer: a tar whose entries are sorted by name and have the same owner and time.
+
+/// A file or directory of the layer.
+#[derive(Debug)]
+pub(crate) struct LayerEntry {
+    path: String,
+    mode: u32,
+    /// The content; empty for a directory.
+    pub(crate) bytes: Vec<u8>,
+    is_directory: bool,
+}
+
+impl LayerEntry {
+    /// Returns a program that everybody may run.
+    pub(crate) fn program(path: &str, bytes: Vec<u8>) -> Self {
+        Self { path: path.into(), mode: 0o755, bytes, is_directory: false }
+    }
+
+    /// Returns a file that everybody may read.
+    pub(crate) fn file(path: &str, bytes: Vec<u8>) -> Self {
+        Self { path: path.into(), mode: 0o644, bytes, is_directory: false }
+    }
+
+    /// Returns a directory that everybody may enter.
+    pub(crate) fn directory(path: &str) -> Self {
+        Self { path: path.into(), mode: 0o755, bytes: Vec::new(), is_directory: true }
+    }
+}
+
+/// The bytes of a layer in its two forms.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    /// The form that runtimes unpack. Its digest names the layer (`diff_id`).
+    pub(crate) tar: Vec<u8>,
+    /// The form that registries store.
+    pub(crate) gzip: Vec<u8>,
+}
+
+/// Writes the entries and all directories above them. `epoch`, in Unix seconds, is the time of every entry.
+pub(crate) fn write_layer(mut entries: Vec<LayerEntry>, epoch: u64) -> Result<Layer> {
+    let above: BTreeSet<String> = entries
+        .iter()
+        .flat_map(|entry| Path::new(&entry.path).ancestors().skip(1))
+        .map(|path| path.to_string_lossy().into_owned())
+        .filter(|path| !path.is_empty())
+        .collect();
+    let known: BTreeSet<_> = entries.iter().map(|entry| entry.path.clone()).collect();
+    entries.extend(above.difference(&known).map(|path| LayerEntry::directory(path)));
+    entries.sort_by(|one, other| one.path.cmp(&other.path));
+    let mut tar = Builder::new(Vec::new());
+    for entry in &entries {
+        let mut header = Header::new_ustar();
+        header.set_entry_type(if entry.is_directory { EntryType::Directory } else { EntryType::Regular });
+        header.set_mode(entry.mode);
+        header.set_size(entry.bytes.len() as u64);
+        header.set_mtime(epoch);
+        header.set_uid(0);
+        header.set_gid(0);
+        let path = if entry.is_directory { format!("{}/", entry.path) } else { entry.path.clone() };
+        tar.append_data(&mut header, path, &*entry.bytes)?;
+    }
+    let tar = tar.into_inner()?;
+    // The header has no name and no time, so that the same input gives the same output.
+    let mut gzip = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
+    gzip.write_all(&tar)?;
+    Ok(Layer { gzip: gzip.finish()?, tar })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{About, Architecture, Image, OffsetDateTime, digest, sha256, write};
-    use crate::image::layer::{self, Entry};
     use serde_json::Value;
     use std::fs;
+
+    use super::{About, Architecture, Image, OffsetDateTime, digest, sha256, write, write_layer};
+    use crate::image::layout::LayerEntry;
 
     fn about(seconds: i64) -> About {
         About {
@@ -218,7 +290,7 @@ mod tests {
 
     fn image(architecture: Architecture, program: Vec<u8>) -> Image {
         let (size, name) = (program.len(), sha256(&program));
-        let layer = layer::write(vec![Entry::program("usr/bin/xdp-imds", program)], 5).expect("a layer");
+        let layer = write_layer(vec![LayerEntry::program("usr/bin/xdp-imds", program)], 5).expect("a layer");
         Image::new(&about(5), architecture, layer, size, name)
     }
 
@@ -291,5 +363,41 @@ mod tests {
                 (&architecture.into(), &architecture.into())
             );
         }
+    }
+
+    fn names(tar: &[u8]) -> Vec<(String, u64, u64)> {
+        let mut archive = tar::Archive::new(tar);
+        let entries = archive.entries().expect("entries").map(|entry| entry.expect("an entry"));
+        let facts = entries.map(|entry| {
+            let header = entry.header();
+            let path = entry.path().expect("a path").to_string_lossy().into_owned();
+            (path, header.mtime().expect("a time"), header.uid().expect("a user"))
+        });
+        facts.collect()
+    }
+
+    #[test]
+    fn a_layer_is_the_same_whatever_the_order_of_its_entries() {
+        let entries = || {
+            vec![
+                LayerEntry::program("usr/bin/a", vec![1]),
+                LayerEntry::file("etc/b", vec![2]),
+                LayerEntry::directory("run"),
+            ]
+        };
+        let first = write_layer(entries(), 7).expect("a layer");
+        let mut turned = entries();
+        turned.reverse();
+        let second = write_layer(turned, 7).expect("a layer");
+        assert_eq!((&first.tar, &first.gzip), (&second.tar, &second.gzip));
+        let expected =
+            ["etc/", "etc/b", "run/", "usr/", "usr/bin/", "usr/bin/a"].map(|path| (path.to_owned(), 7, 0));
+        assert_eq!(names(&first.tar), expected);
+    }
+
+    #[test]
+    fn a_changed_byte_changes_the_layer() {
+        let of = |byte| write_layer(vec![LayerEntry::file("a", vec![byte])], 0).expect("a layer").gzip;
+        assert_ne!(of(1), of(2));
     }
 }

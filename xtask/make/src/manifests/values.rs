@@ -1,8 +1,8 @@
 //! The chart's values: the README's table, made from the comments of `values.yaml`, and what `values.schema.json`
 //! accepts and refuses.
 
-use super::chart::CHART;
-use super::python::Tools;
+use super::CHART;
+use super::Tools;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use std::fs;

@@ -1,4 +1,3 @@
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,32 +7,17 @@ use serde_json::{Value, json};
 
 use super::VERSIONS;
 use crate::dialect::render;
-use crate::http::{Headers, Method, Request, RequestTarget, Response};
+use crate::dialect::tests::{TestRequest, full, parse, rendered};
+use crate::http::{Method, Response};
 use crate::mailbox::Mailbox;
-use crate::record::Record;
 use crate::sink::{Outbox, WAITING_PER_VM};
-use crate::store::{Interner, LiveOutcome, Responses, VmState};
+use crate::store::{Interner, Responses, VmState};
 use crate::token::Keyring;
-use metadata_common::addresses::Connection;
 use metadata_common::time::Now;
 
-const FULL: &str = include_str!("../../../../../tests/vectors/record.yaml");
 const IMDS: &str = "169.254.169.254";
 const WIRESERVER: &str = "168.63.129.16";
 const METADATA: (&str, &str) = ("Metadata", "True");
-
-fn full() -> Value {
-    serde_yaml::from_str(FULL).expect("the full record is YAML")
-}
-
-fn parse(record: &Value) -> Record {
-    Record::parse("test.json", &record.to_string()).expect("a good record").0
-}
-
-fn responses(record: &Value) -> Responses {
-    let record = parse(record);
-    render(&record, &mut Interner::new(), VmState::alone(record.vm.uuid.as_str()))
-}
 
 /// Sends a request at a second of 1970.
 fn send(
@@ -45,18 +29,9 @@ fn send(
     target: &str,
     body: &[u8],
 ) -> Response {
-    let headers: Vec<_> =
-        fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
-    let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let target = RequestTarget { path, query };
-    let request = Request { method, target, headers: Headers::new(&headers), body };
-    let to: IpAddr = to.parse().expect("an address");
-    let connection = Connection { slot: 0, local: (to, 80), remote: (to, 40_000) };
     let now = Now { mono: Duration::from_secs(at), unix_seconds: at };
-    match responses.answer(now, &connection, &request, None) {
-        LiveOutcome::Ready(response) => response,
-        other => panic!("{path}: {other:?}"),
-    }
+    let request = TestRequest::new(method, target, fields);
+    TestRequest { now, local: (to, 80), body, ..request }.answer(responses)
 }
 
 /// Sends a GET as clients do, with the most common version and more parameters.
@@ -77,13 +52,13 @@ fn document(response: &Response) -> Value {
 
 fn token(record: &Value, at: u64, query: &str) -> (u16, Value) {
     let target = format!("/metadata/identity/oauth2/token?api-version=2018-02-01{query}");
-    let answer = send(&responses(record), at, IMDS, &[METADATA], Method::Get, &target, b"");
+    let answer = send(&rendered(record), at, IMDS, &[METADATA], Method::Get, &target, b"");
     (answer.status().0, serde_json::from_slice(&answer.body().to_bytes()).unwrap_or_default())
 }
 
 #[test]
 fn queries_that_azure_refuses_are_refused_with_a_reason() {
-    let responses = responses(&full());
+    let responses = rendered(&full());
     for (target, status, newest) in [
         ("?api-version=2017-03-01", 200, false),
         ("?api-version=2031-12-31", 200, false),
@@ -119,7 +94,7 @@ fn queries_that_azure_refuses_are_refused_with_a_reason() {
 fn every_documented_member_of_compute_exists() {
     let mut record = full();
     record["vm"]["project"]["id"] = json!("group");
-    let compute = document(&get(&responses(&record), "/compute", ""));
+    let compute = document(&get(&rendered(&record), "/compute", ""));
     for path in [
         "azEnvironment additionalCapabilities/hibernationEnabled customData evictionPolicy extendedLocation/type",
         "extendedLocation/name host/id hostGroup/id isHostCompatibilityLayerVm licenseType location name offer",
@@ -145,7 +120,7 @@ fn every_documented_member_of_compute_exists() {
 
 #[test]
 fn requests_without_the_header_or_through_a_proxy_are_refused() {
-    let responses = responses(&full());
+    let responses = rendered(&full());
     let proxied = ("x-forwarded-for", "");
     for path in [
         "/metadata/instance",
@@ -175,7 +150,7 @@ fn requests_without_the_header_or_through_a_proxy_are_refused() {
 
 #[test]
 fn values_have_the_requested_form() {
-    let responses = responses(&full());
+    let responses = rendered(&full());
     for (below, body) in [
         ("", "compute/\nnetwork/"),
         ("/network/interface", "0/\n1/"),
@@ -196,7 +171,7 @@ fn values_have_the_requested_form() {
 
 #[test]
 fn extended_members_are_served_on_request() {
-    let responses = responses(&full());
+    let responses = rendered(&full());
     let names = |more: &str| -> Vec<String> {
         document(&get(&responses, "", more)).as_object().expect("an object").keys().cloned().collect()
     };
@@ -210,7 +185,7 @@ fn extended_members_are_served_on_request() {
 
 #[test]
 fn versions_and_events_need_no_api_version() {
-    let responses = responses(&full());
+    let responses = rendered(&full());
     let ask = |path| document(&send(&responses, 0, IMDS, &[METADATA], Method::Get, path, b""));
     assert_eq!(ask("/metadata/versions"), json!({ "apiVersions": VERSIONS.as_slice() }));
     assert_eq!(ask("/metadata/scheduledevents"), json!({ "DocumentIncarnation": 1, "Events": [] }));
@@ -225,7 +200,7 @@ fn a_bare_record_has_empty_strings_and_no_network() {
         record.as_object_mut().expect("a mapping").remove(field);
     }
     record["placement"] = json!({ "region": "r", "zone": "r-a" });
-    let whole = document(&get(&responses(&record), "", ""));
+    let whole = document(&get(&rendered(&record), "", ""));
     assert_eq!(whole.get("network"), None, "so that cloud-init falls back to DHCP");
     let compute = &whole["compute"];
     for (name, value) in [("userData", ""), ("tags", ""), ("platformFaultDomain", "r-a")] {
@@ -234,7 +209,7 @@ fn a_bare_record_has_empty_strings_and_no_network() {
     assert_eq!(compute["osProfile"]["adminUsername"], "");
     assert_eq!((&compute["publicKeys"], &compute["tagsList"]), (&json!([]), &json!([])));
     record["network"] = json!({ "mode": "none", "nics": full()["network"]["nics"] });
-    assert_eq!(document(&get(&responses(&record), "", "")).get("network"), None);
+    assert_eq!(document(&get(&rendered(&record), "", "")).get("network"), None);
 }
 
 #[test]
@@ -245,7 +220,7 @@ fn addresses_are_listed_in_the_order_that_cloud_init_needs() {
             { "id": "n0", "mac": "52:54:00:ab:cd:ef", "addresses": addresses },
             { "id": "v", "vlan": { "link": "n0", "id": 5 }, "addresses": [{ "method": "dhcp4" }] },
         ] });
-        let network = document(&get(&responses(&record), "/network", ""));
+        let network = document(&get(&rendered(&record), "/network", ""));
         assert_eq!(network["interface"].as_array().map(Vec::len), Some(1), "without the VLAN");
         network["interface"][0].clone()
     };
@@ -281,7 +256,7 @@ fn user_data_is_served_unchanged_and_not_copied() {
     let bytes: Vec<u8> = (0..=255).cycle().take(3_000).collect();
     let mut record = full();
     record["user_data"] = json!({ "base64": STANDARD.encode(&bytes) });
-    let responses = responses(&record);
+    let responses = rendered(&record);
     let ask = || get(&responses, "/compute/userData", "&format=text");
     assert_eq!(STANDARD.decode(text(&ask())).expect("base64"), bytes);
     assert_eq!(ask().body().pieces()[0].as_ptr(), ask().body().pieces()[0].as_ptr());
@@ -293,7 +268,7 @@ fn user_data_is_served_unchanged_and_not_copied() {
 fn unread_user_data_is_503() {
     let mut record = full();
     record["user_data"] = json!({ "source": { "file": "user-data" } });
-    let responses = responses(&record);
+    let responses = rendered(&record);
     for (below, more, status) in [
         ("", "", 503),
         ("/Compute", "", 503),

@@ -17,7 +17,7 @@ const ROOT: &str = "/latest";
 
 /// Routes below [`ROOT`]. All have the same guards unless stated otherwise.
 pub(super) struct Tree<'s, 'i> {
-    sheet: &'s mut RouteBuilder<'i>,
+    routes: &'s mut RouteBuilder<'i>,
     guards: &'static [RequestGuard],
     /// Names by directory.
     listings: BTreeMap<Cow<'static, str>, Vec<Cow<'static, str>>>,
@@ -26,8 +26,8 @@ pub(super) struct Tree<'s, 'i> {
 }
 
 impl<'s, 'i> Tree<'s, 'i> {
-    pub(super) fn new(sheet: &'s mut RouteBuilder<'i>, guards: &'static [RequestGuard]) -> Self {
-        Self { sheet, guards, listings: BTreeMap::new(), own: BTreeMap::new() }
+    pub(super) fn new(routes: &'s mut RouteBuilder<'i>, guards: &'static [RequestGuard]) -> Self {
+        Self { routes, guards, listings: BTreeMap::new(), own: BTreeMap::new() }
     }
 
     /// Returns the guards of the tree.
@@ -35,9 +35,9 @@ impl<'s, 'i> Tree<'s, 'i> {
         self.guards
     }
 
-    /// Gives access to the sheet, for routes that appear in no listing.
-    pub(super) fn sheet(&mut self) -> &mut RouteBuilder<'i> {
-        self.sheet
+    /// Gives access to the routes, for routes that appear in no listing.
+    pub(super) fn routes(&mut self) -> &mut RouteBuilder<'i> {
+        self.routes
     }
 
     /// Adds a leaf of text. An owned path is unique to the VM. It gets no separate route, because a VM has many such
@@ -45,7 +45,7 @@ impl<'s, 'i> Tree<'s, 'i> {
     pub(super) fn text(&mut self, path: impl Into<Cow<'static, str>>, text: impl Into<String>) {
         match path.into() {
             Cow::Borrowed(path) => {
-                let response = self.sheet.found(TEXT, text.into());
+                let response = self.routes.found(TEXT, text.into());
                 self.leaf(path, response);
             }
             Cow::Owned(path) => {
@@ -61,7 +61,7 @@ impl<'s, 'i> Tree<'s, 'i> {
         let path = path.into();
         let (directory, name) = split(path.clone());
         self.list(directory, name);
-        self.sheet.guarded(path, self.guards, response);
+        self.routes.guarded(path, self.guards, response);
     }
 
     /// Like [`leaf`](Self::leaf), with guards of its own and answered per request.
@@ -73,7 +73,7 @@ impl<'s, 'i> Tree<'s, 'i> {
     ) {
         let (directory, name) = split(Cow::Borrowed(path));
         self.list(directory, name);
-        self.sheet.live(path, Methods::READ, guards, live);
+        self.routes.live(path, Methods::READ, guards, live);
     }
 
     /// Adds a directory with this listing, which replaces the names that its leaves have added.
@@ -82,8 +82,8 @@ impl<'s, 'i> Tree<'s, 'i> {
             let (above, name) = split(Cow::Borrowed(path));
             self.list(above, name + "/");
         }
-        let response = self.sheet.found(TEXT, listing);
-        self.sheet.guarded(path, guards, response);
+        let response = self.routes.found(TEXT, listing);
+        self.routes.guarded(path, guards, response);
     }
 
     /// Adds a name to the listing of its directory, and that directory to the listings above.
@@ -102,22 +102,22 @@ impl<'s, 'i> Tree<'s, 'i> {
 
     /// Adds the listings, and a 404 behind the guards for everything else below the root.
     pub(super) fn finish(self) {
-        let Self { sheet, guards, listings, mut own } = self;
+        let Self { routes, guards, listings, mut own } = self;
         let mut root = None;
         for (directory, mut names) in listings {
             names.sort_unstable();
             let names = names.join("\n");
             match directory {
-                path if path == ROOT => root = Some(sheet.found(TEXT, names)),
+                path if path == ROOT => root = Some(routes.found(TEXT, names)),
                 Cow::Borrowed(path) => {
-                    let listing = sheet.found(TEXT, names);
-                    sheet.guarded(path, guards, listing);
+                    let listing = routes.found(TEXT, names);
+                    routes.guarded(path, guards, listing);
                 }
                 Cow::Owned(path) => drop(own.insert(path, names)),
             }
         }
         if let Some(listing) = root {
-            sheet.live_below(ROOT, Methods::READ, guards, Root { listing, own: LeafTable::new(&own) });
+            routes.live_below(ROOT, Methods::READ, guards, Root { listing, own: LeafTable::new(&own) });
         }
     }
 }

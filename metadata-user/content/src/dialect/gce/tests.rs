@@ -1,23 +1,16 @@
-use std::net::IpAddr;
+use metadata_common::time::Now;
+use serde_json::{Value, json};
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
 use crate::dialect::render;
-use crate::http::{Headers, Method, Request, RequestTarget, Response};
+use crate::dialect::tests::{DialectGuest, TestRequest, full, issued, parse, text};
+use crate::http::{Method, RequestTarget, Response};
+use crate::identity::SigningJob;
 use crate::mailbox::WAITS_PER_VM;
-use crate::record::Record;
 use crate::store::{Interner, LiveOutcome, ParkedCall, Responses, VmState};
-use metadata_common::addresses::Connection;
-use metadata_common::time::Now;
 
-const FULL: &str = include_str!("../../../../../tests/vectors/record.yaml");
 const FLAVOUR: (&str, &str) = ("Metadata-Flavor", "Google");
 const ROOT: &str = "/computeMetadata/v1";
-
-fn full() -> Value {
-    serde_yaml::from_str(FULL).expect("the full record is YAML")
-}
 
 /// A guest of one VM.
 struct Guest {
@@ -39,13 +32,6 @@ impl Guest {
         self.responses = render(&parse(record), &mut self.interner, self.vm.clone());
     }
 
-    fn send(&self, at: u64, request: Request<'_>, parked: Option<&ParkedCall>) -> LiveOutcome {
-        let address: IpAddr = "169.254.169.254".parse().expect("an address");
-        let connection = Connection { slot: 0, local: (address, 80), remote: (address, 40_000) };
-        let now = Now { mono: Duration::from_secs(at), unix_seconds: at };
-        self.responses.answer(now, &connection, &request, parked)
-    }
-
     fn ask_with(&self, fields: &[(&str, &str)], method: Method, target: &str, body: &[u8]) -> Response {
         match self.outcome(fields, method, target, body) {
             LiveOutcome::Ready(response) | LiveOutcome::Changed(response) => response,
@@ -54,10 +40,8 @@ impl Guest {
     }
 
     fn outcome(&self, fields: &[(&str, &str)], method: Method, target: &str, body: &[u8]) -> LiveOutcome {
-        let headers: Vec<_> =
-            fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
-        let target = split(target);
-        self.send(0, Request { method, target, headers: Headers::new(&headers), body }, None)
+        let request = TestRequest::new(method, "/", fields);
+        TestRequest { target: split(target), body, ..request }.send(&self.responses)
     }
 
     /// Sends a GET as clients of the cloud do.
@@ -79,15 +63,11 @@ impl Guest {
 
     /// Sends a GET at a second, or repeats one that was parked.
     fn wait(&self, at: u64, below: &str, parked: Option<&ParkedCall>) -> LiveOutcome {
-        let headers = [httparse::Header { name: FLAVOUR.0, value: FLAVOUR.1.as_bytes() }];
+        let now = Now { mono: Duration::from_secs(at), unix_seconds: at };
         let target = format!("{ROOT}{below}");
-        let (target, headers) = (split(&target), Headers::new(&headers));
-        self.send(at, Request { method: Method::Get, target, headers, body: b"" }, parked)
+        let request = TestRequest::new(Method::Get, "/", &[FLAVOUR]);
+        TestRequest { now, target: split(&target), parked, ..request }.send(&self.responses)
     }
-}
-
-fn parse(record: &Value) -> Record {
-    Record::parse("test.json", &record.to_string()).expect("a good record").0
 }
 
 fn split(target: &str) -> RequestTarget<'_> {
@@ -462,4 +442,133 @@ fn debug_output_contains_no_secret() {
     for secret in ["eyJhbGciOiJub25lIn0", "runcmd"] {
         assert!(!debug.contains(secret), "{secret}");
     }
+}
+
+const ACCOUNT: &str = "/computeMetadata/v1/instance/service-accounts/default";
+
+/// Returns the full record with a service account without a token.
+fn tokenless() -> Value {
+    let mut record = full();
+    record["credentials"] = json!({"service_account": {"name": "web", "email": "web@p1.example"}});
+    record["identity"] = json!({"audiences": ["https://a/b?c=d", "vault"]});
+    record
+}
+
+fn claims(work: SigningJob) -> Value {
+    let SigningJob::Jwt(claims) = work else { panic!("{work:?}") };
+    claims.into()
+}
+
+#[test]
+fn each_format_has_googles_claims() {
+    let record = tokenless();
+    let parsed = parse(&record);
+    let subject = format!("vm:{}", parsed.vm.uuid);
+    let standard = json!({"aud": "https://a/b?c=d", "azp": subject, "sub": subject});
+    let mut whole = standard.clone();
+    whole["email"] = json!("web@p1.example");
+    whole["email_verified"] = json!(true);
+    whole["google"] = json!({"compute_engine": {
+        "instance_id": parsed.numeric_id().to_string(),
+        "instance_name": record["vm"]["name"],
+        "project_id": record["vm"]["project"]["id"],
+        "project_number": record["vm"]["project"]["number"],
+        "zone": record["placement"]["zone"],
+    }});
+    for (more, expected) in [
+        ("", &standard),
+        ("&format=standard", &standard),
+        ("&format=other", &standard),
+        ("&format=standard&licenses=TRUE", &standard),
+        ("&format=full", &whole),
+        ("&format=FULL&licenses=TRUE", &whole),
+    ] {
+        let (guest, orders) = issued(&record, false);
+        let target = format!("{ACCOUNT}/identity?audience=https%3A%2F%2Fa%2Fb%3Fc%3Dd{more}");
+        let (work, answer) = guest.served(&target, &[FLAVOUR], &orders);
+        assert_eq!(claims(work), *expected, "{more}");
+        assert_eq!((answer.status().0, answer.hop_limit(), &*text(&answer)), (200, Some(1), "SIGNED"));
+        assert_eq!(answer.field("Metadata-Flavor"), Some("Google"));
+    }
+}
+
+#[test]
+fn a_format_has_its_own_token_and_an_account_only_the_email_of_its_record() {
+    let mut record = tokenless();
+    record["credentials"]["service_account"].as_object_mut().expect("a mapping").remove("email");
+    let (guest, orders) = issued(&record, false);
+    let target = |format: &str| format!("{ACCOUNT}/identity?audience=vault&format={format}");
+    let (standard, _) = guest.served(&target("standard"), &[FLAVOUR], &orders);
+    let (whole, _) = guest.served(&target("full"), &[FLAVOUR], &orders);
+    assert!(claims(standard).get("google").is_none());
+    let whole = claims(whole);
+    assert!(whole.get("google").is_some() && whole.get("email").is_none(), "{whole}");
+    assert_eq!(guest.got(&target("full"), &[FLAVOUR]).status().0, 200, "the second request needs no order");
+    assert!(orders.lock().expect("sound").is_empty());
+}
+
+#[test]
+fn the_account_lists_what_it_serves() {
+    let (own, without) = (full(), tokenless());
+    let mut absent = full();
+    absent["credentials"] = json!({});
+    let own_lists = "aliases\nemail\nidentity\nscopes\ntoken\n";
+    for (record, issuer, listing, identity, token) in [
+        (&own, false, Some(own_lists), 200, 200),
+        (&own, true, Some(own_lists), 200, 200),
+        (&without, false, Some("aliases\nemail\nscopes\n"), 404, 404),
+        (&without, true, Some("aliases\nemail\nidentity\nscopes\n"), 403, 404),
+        (&absent, true, None, 404, 404),
+    ] {
+        let guest = if issuer { issued(record, false).0 } else { DialectGuest::of(record) };
+        let listed = guest.got(ACCOUNT, &[FLAVOUR]);
+        assert_eq!((listed.status().0 == 200).then(|| text(&listed)).as_deref(), listing, "{record}");
+        let refused = guest.got(&format!("{ACCOUNT}/identity?audience=refused"), &[FLAVOUR]);
+        assert_eq!(refused.status().0, identity, "{record}");
+        assert_eq!(guest.got(&format!("{ACCOUNT}/token"), &[FLAVOUR]).status().0, token, "{record}");
+    }
+    let (guest, _) = issued(&own, false);
+    let answer = guest.got(&format!("{ACCOUNT}/identity?audience=any"), &[FLAVOUR]);
+    let literal = own["credentials"]["service_account"]["token"]["text"].as_str();
+    assert_eq!(Some(&*text(&answer)), literal, "the record's token stays");
+}
+
+#[test]
+fn a_request_needs_the_flavour_and_one_good_audience() {
+    let (guest, orders) = issued(&tokenless(), false);
+    let proxied = [FLAVOUR, ("X-Forwarded-For", "10.0.0.1")];
+    let long = format!("audience={}", "x".repeat(256));
+    type Fields<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(&str, Fields<'_>, u16); 9] = [
+        ("audience=vault", &[], 403),
+        ("audience=vault", &[("Metadata-Flavor", "Microsoft")], 403),
+        ("audience=vault", &proxied, 403),
+        ("", &[FLAVOUR], 400),
+        ("audience=", &[FLAVOUR], 400),
+        ("audience=a%20b", &[FLAVOUR], 400),
+        (&long, &[FLAVOUR], 400),
+        ("audience=other", &[FLAVOUR], 403),
+        ("audience=vault&wait_for_change=true", &[], 403),
+    ];
+    for (query, fields, status) in cases {
+        let answer = guest.got(&format!("{ACCOUNT}/identity?{query}"), fields);
+        assert_eq!(answer.status().0, status, "{query} {fields:?}");
+        assert_eq!(answer.field("Metadata-Flavor"), Some("Google"), "{query} {fields:?}");
+    }
+    let other = ACCOUNT.replace("default", "other");
+    assert_eq!(guest.got(&format!("{other}/identity?audience=vault"), &[FLAVOUR]).status().0, 404);
+    assert!(orders.lock().expect("sound").is_empty(), "a refused request orders nothing");
+}
+
+#[test]
+fn a_lost_order_gets_503_with_the_flavour() {
+    let (guest, orders) = issued(&tokenless(), false);
+    let target = format!("{ACCOUNT}/identity?audience=vault");
+    let LiveOutcome::Park(parked) = guest.get(&target, &[FLAVOUR], None) else { panic!("not parked") };
+    orders.lock().expect("sound").clear();
+    let LiveOutcome::Ready(answer) = guest.get(&target, &[FLAVOUR], Some(&parked)) else {
+        panic!("not ready")
+    };
+    assert_eq!((answer.status().0, answer.field("Retry-After")), (503, Some("1")));
+    assert_eq!(answer.field("Metadata-Flavor"), Some("Google"));
 }

@@ -6,14 +6,13 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
 
 use super::super::document::{DocumentNode, PartKind};
 use crate::dialect::json::json;
 use crate::http::Body;
 use crate::record::network::Nic;
 use crate::record::vm::{Payload, ServiceAccount};
-use crate::record::{GCE_ATTRIBUTES, Record, is_segment, systemd};
+use crate::record::{GCE_ATTRIBUTES, Record, SYSTEMD_ATTRIBUTE, is_segment};
 
 /// Account of keys that name none, for cloud-init. It gives keys of this account to the image's default account and
 /// ignores all other keys.
@@ -49,7 +48,7 @@ fn key_user(record: &Record) -> &str {
 
 fn instance(record: &Record) -> Value {
     let labels: Vec<&str> = record.labels.iter().map(|label| label.as_str()).collect();
-    let nics = record.network.nics.iter().filter(|nic| nic.vlan.is_none() && nic.bond.is_none());
+    let nics = record.network.nics.iter().filter(|nic| nic.is_physical());
     json!({
         "attributes": attributes(record, key_user(record)),
         "cpuPlatform": "",
@@ -105,7 +104,7 @@ fn attributes(record: &Record, user: &str) -> Value {
         attributes.insert("user-data".to_owned(), text);
     }
     if let Some(document) = record.systemd_document() {
-        attributes.insert(systemd::ATTRIBUTE.to_owned(), document.into());
+        attributes.insert(SYSTEMD_ATTRIBUTE.to_owned(), document.into());
     }
     attributes.into()
 }
@@ -147,7 +146,7 @@ fn interface(record: &Record, nic: &Nic) -> Value {
     let mut set = |name: &str, value: Value| members[name] = value;
     if let Some((entry, cidr)) = of_family(true).next() {
         set("ip", cidr.address.to_string().into());
-        set("subnetmask", mask(cidr.prefix).to_string().into());
+        set("subnetmask", cidr.netmask().to_string().into());
         set("gateway", entry.gateway.map_or_else(String::new, |ip| ip.to_string()).into());
     }
     if !v6.is_empty() {
@@ -163,12 +162,6 @@ fn interface(record: &Record, nic: &Nic) -> Value {
         set("network", format!("projects/{}/networks/{network}", record.vm.project.number).into());
     }
     members
-}
-
-/// Returns the netmask of a prefix length of at most 32.
-fn mask(prefix: u8) -> IpAddr {
-    let bits = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
-    Ipv4Addr::from_bits(bits).into()
 }
 
 /// Returns the service account, under `default` and under its e-mail address.

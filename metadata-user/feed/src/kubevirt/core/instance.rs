@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use metadata_common::mac::Mac;
 
-use super::{Action, AdmitRecord, EventReason, GRACE, MAX_VANISHED, NIC_KEPT, ServingState, VmiEvent};
+use super::{Action, AdmitRecord, EventReason, GRACE, MAX_VANISHED, NIC_KEPT, VmiEvent};
 use crate::kubevirt::Vmi;
 use crate::kubevirt::translate::{TranslationOutcome, VmiProblem};
 use crate::pods::{Pod, PodNic, PodUid};
+use crate::source::ServingState;
 use crate::{FeedError, FeedEvent};
 use metadata_common::port::PortName;
 use metadata_content::record::Record;

@@ -6,7 +6,7 @@
 
 use metadata_common::share::{FairQueue, Tenant};
 use metadata_content::record::RecordLimits;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -216,22 +216,6 @@ impl VmiEvent {
         let (namespace, name, uid) = (meta.namespace.clone(), meta.name.clone(), meta.uid.clone());
         Self { namespace, name, uid, reason, message }
     }
-}
-
-/// How the agent serves each record of the feed, by the record's key.
-pub type Services = BTreeMap<String, ServingState>;
-
-/// How the agent serves a record, as the node's steering shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ServingState {
-    /// Programs are attached to all of its ports, and requests of its identities get answers.
-    Ready,
-    /// A port does not exist yet, or is about to be attached.
-    Waiting,
-    /// A port cannot be served: the reason. It may pass by itself.
-    Failed(String),
-    /// It is served, but frames of another guest or MAC arrive on a port: both MACs.
-    Mismatched(String),
 }
 
 #[cfg(test)]

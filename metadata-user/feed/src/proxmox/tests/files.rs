@@ -48,7 +48,7 @@ impl Node {
             fs::write(options.directory.join(format!("{vmid}.conf")), text).expect("written");
         }
         let (tx, events) = mpsc::channel(64);
-        let outlook = Arc::new(ProxmoxHealth::default());
+        let outlook = Arc::new(ProxmoxHealth::new(Instant::now()));
         let feed = watch_every(
             PAUSE,
             options.clone(),

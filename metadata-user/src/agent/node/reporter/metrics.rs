@@ -51,7 +51,7 @@ impl Reporter {
             room: catalogue.room().usage(),
             shares: &shares,
             from_snapshot: self.from_snapshot,
-            api_server: status.api_server,
+            sources: &status.sources,
             identity: self
                 .identity
                 .as_ref()

@@ -56,9 +56,7 @@ impl Reporter {
         if !known.as_ref().is_some_and(is_fresh) {
             let mut status = AgentStatus {
                 attachments: attachments(view.ports.steering()),
-                api_server: self.api_server(),
                 identity: self.identity_report(),
-                proxmox: self.proxmox(),
                 ports: PortSummary { counts: view.ports_by_state(), ..PortSummary::default() },
                 ..AgentStatus::default()
             };

@@ -3,12 +3,10 @@
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{Instance, InstancePort, InstanceVm, Name, PAGE, Page};
 use metadata_control::status::GuestState;
-#[cfg(feature = "kubevirt")]
 use metadata_control::status::PortState;
 use metadata_feed::RejectedVm;
-#[cfg(feature = "kubevirt")]
-use metadata_feed::kubevirt::core::{Services, ServingState};
 use metadata_feed::registry::{RecordId, RecordStanding};
+use metadata_feed::source::{Services, ServingState};
 
 use super::NodeView;
 use crate::agent::node::port_text;
@@ -66,13 +64,11 @@ impl NodeView<'_> {
     }
 
     /// How the records of a source are served, by their keys.
-    #[cfg(feature = "kubevirt")]
     pub(crate) fn services(self, source: RecordSource) -> Services {
         let ids = self.catalogue.registry().ids().filter(|id| id.source == source);
         ids.map(|id| (id.key.to_string(), self.service(id))).collect()
     }
 
-    #[cfg(feature = "kubevirt")]
     fn service(self, id: &RecordId) -> ServingState {
         match self.catalogue.registry().standing(id) {
             Some(RecordStanding::InForce) => {}

@@ -1,12 +1,10 @@
 //! Tests the checks with the facts of nodes that have no problem, or one problem.
 
 mod identity;
-mod kubevirt;
 mod place;
-mod proxmox;
 
 use super::super::facts::{
-    Capabilities, ConfigFacts, Directory, Facts, FileSystem, IdentityKeyFacts, IssuerFacts, Kernel, Kubevirt,
+    Capabilities, ConfigFacts, Directory, Facts, FileSystem, IdentityKeyFacts, IssuerFacts, Kernel,
     NodeFacts, PathFacts, PinFacts, PortFacts, ProcessFacts, RecordFacts, Resources,
 };
 use super::super::{Check, CheckStatus, DoctorRequest};
@@ -127,14 +125,7 @@ fn healthy() -> Facts {
             bridge_filter: Some("1".into()),
         },
         ports: vec![port(Ok(Some(tap())))],
-        kubevirt: Some(Kubevirt {
-            node: Ok("n1".into()),
-            api: Some(Ok(())),
-            pods: directory(0o750),
-            cgroups: directory(0o755),
-            hook: Some(directory(0o755)),
-        }),
-        proxmox: Some(directory(0o755)),
+        sources: vec![Check::ok("kubevirt.node", "the agent serves the VMs of node n1")],
         exposed: Vec::new(),
         identity: Some(IssuerFacts {
             directory: "/some/keys".into(),
@@ -197,7 +188,7 @@ fn installed(feeds: &[&'static str], records: Option<usize>, netns: Option<&str>
     facts.wanted.feeds = feeds.to_vec();
     facts.records = records.map(|count| RecordFacts { count, ..RecordFacts::default() });
     facts.directories.retain(|(what, _)| *what != "records" || records.is_some());
-    (facts.kubevirt, facts.proxmox, facts.identity) = (None, None, None);
+    (facts.sources, facts.identity) = (Vec::new(), None);
     facts.node.agent = Some(42);
     facts.node.attachments = Some(AttachmentStatus { checked: Some(7.0), ..AttachmentStatus::default() });
     facts.node.hub = Ok(vec![("imds-in".into(), "veth".into()), ("imds-tap".into(), "tap".into())]);
@@ -221,13 +212,12 @@ fn a_healthy_node_of_each_platform_is_clean() {
     let all_kinds = healthy();
     let kubevirt = || {
         let mut pod = installed(&["KubeVirt"], Some(0), Some("/proc/42/ns/net"));
-        pod.kubevirt = all_kinds.kubevirt.clone();
+        pod.sources = all_kinds.sources.clone();
         // kubelet makes the directories of `hostPath` for everybody to list.
         pod.directories =
             vec![("records", directory(0o755)), ("state", directory(0o755)), ("run", directory(0o755))];
         pod
     };
-    let proxmox = Facts { proxmox: all_kinds.proxmox.clone(), ..installed(&["Proxmox VE"], None, None) };
     let fresh = Facts { ports: Vec::new(), ..installed(&[], Some(0), None) };
     let before = Facts { node: all_kinds.node.clone(), ports: Vec::new(), ..kubevirt() };
     let before = Facts { pins: all_kinds.pins.clone(), ..before };
@@ -236,7 +226,7 @@ fn a_healthy_node_of_each_platform_is_clean() {
         ("a host of libvirt without a VM", fresh),
         ("a node of KubeVirt", kubevirt()),
         ("a node of KubeVirt before its agent starts", before),
-        ("a node of Proxmox VE", proxmox),
+        ("a node of Proxmox VE", installed(&["Proxmox VE"], None, None)),
         ("a hypervisor that registers VMs", installed(&["the API"], None, None)),
     ] {
         assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "{platform}");

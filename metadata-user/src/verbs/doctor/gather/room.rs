@@ -12,8 +12,8 @@ use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
 use super::super::facts::{AgentSilence, Directory, ExposedFile, FileSystem, PathFacts, PinFacts};
 use crate::config::Config;
 use metadata_control::status::{self, AgentStatus, ClientError};
+use metadata_feed::libvirt;
 use metadata_feed::record_part::open_mode;
-use metadata_feed::{libvirt, proxmox};
 use metadata_steer::PINS_VERSION;
 use metadata_steer::probe::{ProbeError, pinned_links};
 
@@ -51,8 +51,9 @@ const EXPOSED_TOLD: usize = 3;
 /// Returns the directories with parts of records that others may read. The hook of libvirt has no configuration here, so
 /// that only its default directory is known.
 pub(super) fn exposed(config: &Config) -> Vec<ExposedFile> {
-    let proxmox = config.proxmox.as_ref().map(|options| &*options.files);
-    let directories = [Path::new(libvirt::DEFAULT_FILES)].into_iter().chain(proxmox);
+    let sources = config.sources();
+    let parts = sources.iter().filter_map(|source| source.parts());
+    let directories = [Path::new(libvirt::DEFAULT_FILES)].into_iter().chain(parts);
     directories.filter_map(exposed_in).collect()
 }
 
@@ -80,15 +81,6 @@ pub(super) fn directory(path: &Path) -> Directory {
         Err(error) => Err(error.into()),
     };
     Directory { path: path.into(), found, file_system: file_system(path) }
-}
-
-/// Like [`directory`], for a file system that may not answer.
-pub(super) fn remote(path: &Path) -> Directory {
-    let asked = path.to_owned();
-    proxmox::within(proxmox::PATIENCE, move || directory(&asked)).unwrap_or_else(|| {
-        let silent = || ProbeError::from(io::Error::from(io::ErrorKind::TimedOut));
-        Directory { path: path.into(), found: Err(silent()), file_system: Err(silent()) }
-    })
 }
 
 /// Returns the file system of `path`. If `path` does not exist, returns that of its nearest ancestor that exists.

@@ -1,12 +1,11 @@
 //! The results of a soak with hostile tenants: a table, JSON, and a picture.
 
-use super::attack::Tally;
-use super::limit::PATIENCE;
-use crate::storm::report::STYLE;
+use super::Tally;
+use super::node::PATIENCE;
+use crate::storm::report::chart::Scale;
+use crate::storm::report::chart::{At, Attribute, Xml};
 use crate::storm::report::chart::{Axis, Curve, Drawing, Plot, WIDTH};
-use crate::storm::report::scale::Scale;
-use crate::storm::report::units;
-use crate::storm::report::xml::{At, Attribute, Xml};
+use crate::storm::report::{self, STYLE};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -94,10 +93,10 @@ impl Verdict {
 impl Unit {
     fn show(self, value: f64) -> String {
         match self {
-            Self::Number => units::number(value),
+            Self::Number => report::number(value),
             Self::Times if value.is_finite() => format!("{value:.2} x"),
             Self::Times => "no VM".into(),
-            Self::Bytes => units::memory(value),
+            Self::Bytes => report::memory(value),
         }
     }
 }
@@ -143,7 +142,7 @@ impl Report {
             "{:.1} minutes, {} attacks, {} of memory ({})\n\n",
             self.minutes,
             self.attacks.len(),
-            units::memory(self.limit_bytes as f64),
+            report::memory(self.limit_bytes as f64),
             self.limited_by
         );
         for Tally { attack, about, acts } in &self.attacks {
@@ -157,7 +156,7 @@ impl Report {
         for (when, vms) in [("alone", alone), ("under attack", attacked), ("afterwards", after)] {
             let time = |share| match vms.is_empty() {
                 true => "-".to_owned(),
-                false => units::time(quantile(vms, share) * 1_000.0),
+                false => report::time(quantile(vms, share) * 1_000.0),
             };
             let unserved = vms.iter().filter(|vm| !vm.served).count();
             let _ = writeln!(
@@ -174,14 +173,14 @@ impl Report {
             text,
             "\nanonymous memory: {} before, {} at most, {} {:.0} s after; {} charged at most\n\
              /healthz: {} asked, {} failed, slowest {}\nEvents created: {}\n",
-            units::memory(self.measured.base_bytes as f64),
-            units::memory(peak as f64),
-            units::memory(self.measured.after_bytes as f64),
+            report::memory(self.measured.base_bytes as f64),
+            report::memory(peak as f64),
+            report::memory(self.measured.after_bytes as f64),
             self.measured.settled_s,
-            units::memory(self.measured.peak_bytes as f64),
+            report::memory(self.measured.peak_bytes as f64),
             health.asked,
             health.failed,
-            units::time(health.slowest_ms * 1_000.0),
+            report::time(health.slowest_ms * 1_000.0),
             self.measured.events
         );
         let _ = writeln!(text, "{:<52} {:>12} {:>12}", "bound", "found", "at most");
@@ -264,7 +263,7 @@ impl Report {
         let minutes = || Axis {
             title: "minutes since the start",
             scale: Scale::linear([end].into_iter()),
-            label: units::number,
+            label: report::number,
         };
         let vms = [("alone", alone), ("under attack", attacked), ("afterwards", after)];
         let all = vms.iter().flat_map(|(_, vms)| vms.iter().map(|vm| vm.took_ms * 1_000.0));
@@ -280,7 +279,7 @@ impl Report {
                 y: Axis {
                     title: "bytes",
                     scale: Scale::binary(memory.iter().map(|sample| sample.bytes as f64)),
-                    label: units::memory,
+                    label: report::memory,
                 },
                 curves: vec![Curve {
                     subject: 0,
@@ -292,7 +291,7 @@ impl Report {
             Drawing::Plot(Plot {
                 title: "Time until a new VM of the modest tenant is served".into(),
                 x: minutes(),
-                y: Axis { title: "time", scale: Scale::linear(all), label: units::time },
+                y: Axis { title: "time", scale: Scale::linear(all), label: report::time },
                 curves: (0..).zip(vms).map(|(at, vms)| curve(at, vms)).collect(),
                 marked: true,
             }),

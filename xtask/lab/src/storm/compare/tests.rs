@@ -1,7 +1,7 @@
 //! Tests of comparisons, with made-up results.
 
 use super::{Verdict, arrangements, compare, differences, judge, probability, run};
-use crate::storm::model::{Case, Cpu, Distribution, Environment, Results, Round, SCHEMA, Settings, Subject};
+use crate::storm::cpu::{Case, Cpu, Distribution, Environment, Results, Round, SCHEMA, Settings, Subject};
 
 /// Returns a round in which a request costs the host `cost_us` and takes ten times as long.
 fn round(cost_us: f64, failures: u64) -> Round {

@@ -4,17 +4,17 @@
 use metadata_common::mac::Mac;
 use std::net::Ipv4Addr;
 
+use super::Planned;
 use super::answer::Answer;
-use super::plan::Planned;
 use super::pump::{NEEDS_CHECKSUM, VNET};
 use super::tcp::{Due, MILLISECOND, Nanos, SECOND};
-use super::wire::{Ends, Incoming};
+use super::tcp::{Ends, Incoming};
+use crate::storm::guest::answer::Failure;
 use crate::storm::guest::answer::{Body, Progress};
 use crate::storm::guest::pump::{Scratch, World};
-use crate::storm::guest::tally::Failure;
+use crate::storm::guest::tcp;
+use crate::storm::guest::tcp::Header;
 use crate::storm::guest::tcp::{Connection, Event, Send};
-use crate::storm::guest::wire;
-use crate::storm::guest::wire::Header;
 
 /// The pause before ARP is repeated (Linux's retrans_time).
 const ARP_AGAIN: Nanos = SECOND;
@@ -154,7 +154,7 @@ impl Guest {
         self.state = State::Resolving(tries + 1);
         self.on_at = world.now + ARP_AGAIN;
         let ends = self.ends;
-        world.arp(|out| wire::who_has(out, &ends));
+        world.arp(|out| tcp::who_has(out, &ends));
     }
 
     /// Handles a frame from the tap.
@@ -165,10 +165,10 @@ impl Guest {
         } else {
             (false, frame)
         };
-        match wire::read(frame, &self.ends, partial) {
+        match tcp::read(frame, &self.ends, partial) {
             Incoming::WhoHas(mac, address) => {
                 let ends = self.ends;
-                world.arp(|out| wire::is_at(out, &ends, mac, address));
+                world.arp(|out| tcp::is_at(out, &ends, mac, address));
             }
             Incoming::IsAt(mac) => {
                 self.ends.server_mac = mac;
@@ -339,11 +339,11 @@ impl Guest {
     /// Resets a connection that the guest does not know (RFC 9293 §3.10.7.1). Otherwise a server would match its old
     /// state with the next connection from the same port.
     fn refuse(&self, header: &Header, world: &mut World<'_>) {
-        if header.flags & wire::ACK != 0 && header.flags & wire::RST == 0 {
+        if header.flags & tcp::ACK != 0 && header.flags & tcp::RST == 0 {
             let (port, seq) = (header.port, header.ack);
             world.scratch.request.clear();
             world.scratch.sacks.clear();
-            world.segment(&self.ends, &Header { port, seq, flags: wire::RST, ..Header::default() });
+            world.segment(&self.ends, &Header { port, seq, flags: tcp::RST, ..Header::default() });
         }
     }
 
@@ -375,7 +375,7 @@ impl Guest {
                 outcome = self.feed(bytes, world);
                 acknowledge |= connection.took(bytes.len(), world.now);
                 while let (None, Some((seq, bytes))) = (outcome, connection.ripe()) {
-                    let ripe = Header { seq, flags: wire::ACK, ..*header };
+                    let ripe = Header { seq, flags: tcp::ACK, ..*header };
                     if let (Event::Data { skip }, _) = connection.segment(&ripe, &bytes, world.now) {
                         outcome = self.feed(&bytes[skip..], world);
                     }

@@ -11,13 +11,10 @@ use std::time::{Duration, Instant};
 use support::recent::{Fate, Recent, Towards};
 use support::tap::{Tap, VNET_HDR_LEN};
 
+use super::answer::{Calls, Flooded, Tally};
 use super::boot::Guest;
-use super::plan::{Arrival, Flood, Orders, Plan, Planned, Requests};
-use super::stall::{Stall, Watch, seconds};
-use super::tally::{Calls, Flooded, Tally};
-use super::tcp::{MILLISECOND, Nanos, SECOND};
-use super::wire;
-use super::wire::{Ends, FRAME_MOST, Header, SYN};
+use super::tcp::{Ends, FRAME_MOST, Header, MILLISECOND, Nanos, SECOND, SYN};
+use super::{Arrival, Flood, Orders, Plan, Planned, Requests, Stall, Watch, seconds, tcp};
 
 /// Frames read from one tap before the next tap's turn.
 const BATCH: usize = 32;
@@ -409,7 +406,7 @@ fn frames(tap: &Tap, guest: &Planned, server: Ipv4Addr, flood: Flood) -> Vec<Vec
             let port = 1_024 + n;
             let header =
                 Header { port, seq: 1, ack: 0, flags: SYN, window: 64_240, timestamps: Some((1, 0)) };
-            wire::segment(&mut frame, &ends, &header, &[], &[], false);
+            tcp::segment(&mut frame, &ends, &header, &[], &[], false);
             frame
         })
         .collect()
@@ -495,7 +492,7 @@ impl World<'_> {
         // Flags, GSO type, header length, GSO size, checksum start and offset.
         self.begin([NEEDS_CHECKSUM, 0, 0, 0, 0, 0, start[0], start[1], offset[0], offset[1]]);
         let Scratch { frame, request, sacks } = self.scratch;
-        wire::segment(frame, ends, header, sacks, request, self.manner.vnet);
+        tcp::segment(frame, ends, header, sacks, request, self.manner.vnet);
         self.out.send(frame);
     }
 }

@@ -1,15 +1,14 @@
 //! Tests of guests with a server in memory: faults are detected, and lost segments are sent again.
 
-use super::answer::{Body, Expected};
-use super::boot::Guest;
-use super::plan::Planned;
-use super::plan::Requests;
-use super::pump::{Manner, Scratch, Transmit, World};
-use super::tally::{Failure, Tally};
-use super::tcp::{MILLISECOND, Nanos, SECOND};
-use super::wire::tests::{ends, from_server, turned};
-use super::wire::{self, ACK, FIN, Header, Incoming, MSS, SYN};
+use metadata_common::mac::Mac;
 use std::collections::{HashMap, VecDeque};
+
+use super::answer::{Body, Expected, Failure, Tally};
+use super::boot::Guest;
+use super::pump::{Manner, Scratch, Transmit, World};
+use super::tcp::tests::{ends, from_server, turned};
+use super::tcp::{ACK, FIN, Header, Incoming, MILLISECOND, MSS, Nanos, SYN};
+use super::{DESCRIBED, Planned, Requests, SECOND, Stall, Stalls, Watch, add, folded, good, tcp};
 
 /// Bytes of the body in every answer.
 const LENGTH: usize = 20_000;
@@ -52,15 +51,15 @@ impl Server {
         let server = turned(&guest);
         // As in `from_server`, the ports are swapped.
         let mut frame = frame.to_vec();
-        match wire::read(&frame, &server, false) {
+        match tcp::read(&frame, &server, false) {
             Incoming::WhoHas(mac, address) => {
                 let mut reply = Vec::new();
-                wire::is_at(&mut reply, &server, mac, address);
+                tcp::is_at(&mut reply, &server, mac, address);
                 out.push(reply);
             }
             Incoming::Tcp(..) => {
                 frame[34..38].rotate_left(2);
-                let Incoming::Tcp(header, payload) = wire::read(&frame, &server, false) else { return };
+                let Incoming::Tcp(header, payload) = tcp::read(&frame, &server, false) else { return };
                 self.segment(&header, payload, out);
             }
             other => panic!("the guest sent {other:?}"),
@@ -270,14 +269,92 @@ fn segments_of_an_old_connection_are_reset() {
         random: &mut random,
     };
     let mut known = Vec::new();
-    wire::is_at(&mut known, &turned(&ends()), ends().mac, ends().address);
+    tcp::is_at(&mut known, &turned(&ends()), ends().mac, ends().address);
     guest.receive(&known, &mut world);
     guest.receive(&frame(40_000, 7, 99, FIN | ACK, &[]), &mut world);
-    guest.receive(&frame(40_000, 7, 99, wire::RST | ACK, &[]), &mut world);
+    guest.receive(&frame(40_000, 7, 99, tcp::RST | ACK, &[]), &mut world);
     assert_eq!(sent.0.len(), 1, "a reset is not answered");
     sent.0[0][34..38].rotate_left(2);
-    let Incoming::Tcp(header, _) = wire::read(&sent.0[0], &turned(&ends()), false) else {
+    let Incoming::Tcp(header, _) = tcp::read(&sent.0[0], &turned(&ends()), false) else {
         panic!("no segment")
     };
-    assert_eq!((header.flags, header.seq, header.port), (wire::RST, 99, 40_000));
+    assert_eq!((header.flags, header.seq, header.port), (tcp::RST, 99, 40_000));
+}
+
+#[test]
+fn placeholders_are_filled_and_counted() {
+    let requests = Requests::new(&["GET /{mac}/x?{mac} t: {token}".into(), "plain".into()]);
+    let mac = Mac([0x52, 0x54, 0, 0x0a, 0xbc, 0xff]);
+    for (number, expected) in [(0, "GET /52:54:00:0a:bc:ff/x?52:54:00:0a:bc:ff t: secret"), (1, "plain")] {
+        let mut out = Vec::new();
+        requests.write(&mut out, number, mac, b"secret");
+        assert_eq!(String::from_utf8_lossy(&out), expected);
+        assert_eq!(requests.length(number, b"secret"), expected.len());
+    }
+}
+
+#[test]
+fn the_example_of_rfc_1071_gives_its_sum() {
+    let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+    assert_eq!(folded(add(0, &bytes)).to_ne_bytes(), [0xdd, 0xf2]);
+}
+
+#[test]
+fn sums_of_any_length_agree_with_word_by_word_addition() {
+    let bytes: Vec<u8> = (0..=255).cycle().take(1_500).map(|n: u8| n.wrapping_mul(37)).collect();
+    for len in [0, 1, 2, 3, 4, 5, 7, 8, 20, 1_459, 1_460] {
+        let mut plain = 0u32;
+        for pair in bytes[..len].chunks(2) {
+            plain += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+            plain = (plain >> 16) + (plain & 0xffff);
+        }
+        assert_eq!(folded(add(0, &bytes[..len])).to_ne_bytes(), (plain as u16).to_be_bytes(), "{len}");
+    }
+}
+
+#[test]
+fn a_checksum_in_place_makes_all_ones() {
+    let mut packet = [0x45, 0, 0, 40, 1, 2, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+    let check = !folded(add(0, &packet));
+    packet[10..12].copy_from_slice(&check.to_ne_bytes());
+    assert!(good(add(0, &packet)));
+    packet[3] ^= 1;
+    assert!(!good(add(0, &packet)));
+}
+
+const LIMIT: u64 = 3 * SECOND;
+
+#[test]
+fn a_wait_is_a_stall_unless_losses_explain_it() {
+    for (waited, lost, stalls) in [(3, 0, false), (4, 0, true), (4, 1, false), (5, 1, true), (10, 3, false)] {
+        let watch = Watch::default();
+        assert_eq!(watch.overdue(waited * SECOND, lost, LIMIT).is_some(), stalls, "{waited} s, {lost} lost");
+    }
+}
+
+#[test]
+fn a_repeated_handshake_excuses_longer_timeouts() {
+    for (handshake, lost_then, waited, stalls) in
+        [(1, 1, 12, false), (1, 1, 13, true), (0, 0, 7, true), (1, 0, 7, true)]
+    {
+        let (mut watch, mut found) = (Watch::default(), Stalls::default());
+        watch.progressed(handshake * SECOND, lost_then, LIMIT, &mut found);
+        let overdue = watch.overdue(waited * SECOND, lost_then + 2, LIMIT);
+        assert_eq!(overdue.is_some(), stalls, "{handshake} s, {lost_then} lost, then {waited} s");
+    }
+}
+
+#[test]
+fn a_stall_counts_once_and_lasts_until_progress() {
+    let (mut watch, mut stalls) = (Watch::default(), Stalls::default());
+    for round in 0..DESCRIBED as u64 + 2 {
+        assert_eq!(watch.overdue(4 * SECOND, round, LIMIT), Some(0));
+        watch.stalls(Stall::default(), &mut stalls);
+        assert_eq!(watch.overdue(5 * SECOND, round, LIMIT), None);
+        watch.progressed(6 * SECOND, round + 1, LIMIT, &mut stalls);
+    }
+    assert_eq!((stalls.count, stalls.described.len()), (DESCRIBED as u64 + 2, DESCRIBED));
+    assert!(stalls.described.iter().all(|stall| stall.seconds == 6.0));
+    watch.progressed(4 * SECOND, 99, LIMIT, &mut stalls);
+    assert_eq!((stalls.excused, stalls.longest), (1, 6 * SECOND));
 }

@@ -1,6 +1,5 @@
 //! Tests that peers give each guest its own answers.
 
-use super::{Form, Haproxy, OWN_MAC, PEERS, Page, Scene, Subject as _, Tenant, named};
 use bytes::Bytes;
 use metadata_common::mac::Mac;
 use std::net::Ipv4Addr;
@@ -9,6 +8,8 @@ use std::process::Command;
 use support::guest::METADATA;
 use support::netns::Namespace;
 use support::privileged;
+
+use super::{Form, Haproxy, OWN_MAC, PEERS, Page, Scene, Subject as _, Tenant, named, shares};
 
 const GUESTS: u8 = 5;
 
@@ -175,9 +176,27 @@ fn pages_that_a_peer_cannot_serve_are_refused_before_the_start() {
         ),
     ];
     for (name, tenants, says) in cases {
-        let error =
-            super::process::Site::lay_out(&tenants).err().map(|error| error.to_string()).unwrap_or_default();
+        let error = super::Site::lay_out(&tenants).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains(says), "{name}: {error}");
     }
-    assert!(super::process::Site::lay_out(&[]).is_err());
+    assert!(super::Site::lay_out(&[]).is_err());
+}
+
+#[test]
+fn every_guest_is_on_one_network_and_shares_are_equal_within_one() {
+    for (guests, networks) in [(1, 1), (7, 3), (1_000, 8), (4_000, 8), (3, 8), (0, 1)] {
+        let shares = shares(guests, networks).expect("shares");
+        let all: Vec<usize> = shares.iter().cloned().flatten().collect();
+        assert_eq!(all, (0..guests).collect::<Vec<_>>(), "{guests} on {networks}");
+        let sizes = || shares.iter().map(ExactSizeIterator::len);
+        assert!(sizes().max().unwrap_or(0) - sizes().min().unwrap_or(0) <= 1, "{shares:?}");
+    }
+}
+
+#[test]
+fn too_many_guests_for_the_bridges_are_refused_with_a_remedy() {
+    assert!(shares(1_000, 1).is_ok());
+    let error = shares(4_000, 3).expect_err("a refusal").to_string();
+    assert!(error.contains("4 networks"), "{error}");
+    assert!(shares(10, 0).is_err());
 }

@@ -1,11 +1,12 @@
 //! Tests that page and image are well-formed and self-contained for any results, and name every subject.
 
-use super::{html, svg, units};
-use crate::storm::figure::Figure;
-use crate::storm::model::{
+use roxmltree::{Document, ParsingOptions};
+
+use super::{html, memory, number, share, svg, time};
+use crate::storm::cpu::{
     Case, Cpu, Distribution, Environment, Memory, Results, Round, SCHEMA, Settings, Subject,
 };
-use roxmltree::{Document, ParsingOptions};
+use crate::storm::figure::Figure;
 
 fn round(vms: u32, us: f64) -> Round {
     let requests = u64::from(vms) * 4;
@@ -129,9 +130,9 @@ fn table_and_chart_show_the_same_cost_and_say_which_rounds_it_leaves_out() {
     let settings = case.settings.clone();
     let median =
         Figure::named("host CPU / request").spread(&case.subjects[0], &settings).expect("a median").median;
-    let name = format!("xdp-imds: {} without the generator", units::time(median));
-    let table = crate::storm::table::text(&results(vec![case.clone()]));
-    assert!(table.contains(&units::time(median)), "{table}");
+    let name = format!("xdp-imds: {} without the generator", time(median));
+    let table = crate::storm::figure::text(&results(vec![case.clone()]));
+    assert!(table.contains(&time(median)), "{table}");
     for text in rendered(&results(vec![case])).into_iter().chain([table]) {
         assert!(text.contains("1 of 4 rounds"), "{text}");
         assert!(text.contains(&name) || !text.contains("<svg"), "{name} is missing from {text}");
@@ -157,4 +158,20 @@ fn ratios_and_failures_are_described_in_words() {
     case.subjects[1].rounds[0].failures = 7;
     let page = html(&results(vec![case]));
     assert!(page.contains("2 of 12,002 requests FAILED; with nginx 7 did."), "{page}");
+}
+
+#[test]
+fn quantities_have_three_digits_and_a_unit() {
+    assert_eq!(number(7.0), "7");
+    assert_eq!(number(0.012_34), "0.0123");
+    assert_eq!(number(1_234.5), "1234");
+    assert_eq!(number(1_234_567.0), "1,234,567");
+    assert_eq!(number(f64::NAN), "–");
+    assert_eq!(time(430.0), "430 µs");
+    assert_eq!(time(999.7), "1 ms");
+    assert_eq!(time(1_250_000.0), "1.25 s");
+    assert_eq!(memory(16_384.0), "16 KiB");
+    assert_eq!(memory(3.5e9), "3.26 GiB");
+    assert_eq!(share(0.999), "99.9 %");
+    assert_eq!(share(0.0), "0 %");
 }

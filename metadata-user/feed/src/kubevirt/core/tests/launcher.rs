@@ -4,9 +4,10 @@ use serde_json::{Value, json};
 
 use super::{NOTHING, Story, pod, vmi};
 use crate::FeedEvent;
-use crate::kubevirt::core::{Action, EventReason, GRACE, NIC_KEPT, ServingState, VmiOrigin};
+use crate::kubevirt::core::{Action, EventReason, GRACE, NIC_KEPT, VmiOrigin};
 use crate::kubevirt::{KubevirtOptions, Passt};
 use crate::pods::{Pod, PodEvent, PodNic, PodsError};
+use crate::source::ServingState;
 use metadata_links::inlet;
 
 #[test]

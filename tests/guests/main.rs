@@ -1,0 +1,14 @@
+//! Guests on taps: what they get from a running agent, and what hostile ones cannot get or break.
+
+mod answers_on_a_tap;
+mod boot_storm;
+mod every_address;
+mod guest_state;
+mod guest_traffic;
+mod hostile;
+mod isolation;
+mod long_answers;
+mod one_guest;
+mod overload;
+mod seeing;
+mod vectors_on_a_tap;

@@ -1,0 +1,7 @@
+//! HTTP, records and what they become, in memory.
+
+mod http_limits;
+mod http_rules;
+mod properties;
+mod store_under_threads;
+mod vectors;
