@@ -678,6 +678,7 @@ fn every_verb_finds_a_vm_that_is_not_served_and_gives_the_reason() {
         (["clear", &unplaced.instance_id], 0, "guest-2.yaml: removed what its guest wrote"),
         (["clear", "guest-0"], 4, "2 instances are called guest-0: name one by `--source api vm`"),
         (["get", &refused.hostname], 0, "rejected"),
+        (["clear", &refused.hostname], 7, "has no good record"),
         (["rm", "guest-2"], 7, "file/guest-2.yaml comes from the source file"),
         (["rm", &served.instance_id], 7, "`xdp-imds rm vm` removes its record"),
     ] {

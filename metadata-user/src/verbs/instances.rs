@@ -317,6 +317,21 @@ fn not_removable(run: &Path, name: &str) -> RegistrationError {
     }
 }
 
+/// The instance was found, and the agent knows no VM of it.
+fn nothing_written(source: RecordSource, name: &str) -> RegistrationError {
+    let name = format!("{}/{name}", source.name());
+    RegistrationError::Problem(Box::new(ApiProblem {
+        kind: "urn:xdp-imds:absent".into(),
+        title: "No good record".into(),
+        status: 404,
+        detail: format!(
+            "{name} has no good record, so there is nothing of its guest to remove; `xdp-imds get {name}` says why"
+        ),
+        conflict: None,
+        registered: None,
+    }))
+}
+
 /// Says in the words of the command line that no instance has the name.
 fn or_unknown<T>(
     done: Result<T, RegistrationError>,
@@ -386,7 +401,9 @@ impl Clear {
         let run = self.common.agent.run()?;
         // A tenant may choose what a VM is called: two VMs of one name are told apart only by those of their instances.
         let cleared = find(&run, self.source, &self.name).and_then(|(source, name)| {
-            or_unknown(client::clear(&run, source, &name), Some(source), &name)?;
+            client::clear(&run, source, &name).map_err(|failure| {
+                if failure.status() == Some(404) { nothing_written(source, &name) } else { failure }
+            })?;
             Ok(Clearance { name, source, cleared: true })
         });
         self.common.finish(out, cleared, |Clearance { name, .. }, out| {

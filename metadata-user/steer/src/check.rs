@@ -224,7 +224,7 @@ impl FaultTally {
         match (unrepaired, fault) {
             (0, AttachmentFault::Unpinned) => format!("{first}; they are pinned again"),
             (0, AttachmentFault::Down) => format!(
-                "{first}; they are up again. Meanwhile no guest had an answer: tell the node's network manager to leave the \
+                "{first}; they are up again. Guests got no answer meanwhile: tell the node's network manager to leave the \
                  hub's devices alone"
             ),
             (0, _) => format!("{first}; they are attached again"),
@@ -542,7 +542,7 @@ mod tests {
             ],
             ["1 pins were removed", "/pins/v1/links/port-1-2-3", "pinned again"],
             ["/pins leads to another directory", "mounted over it", "`umount`"],
-            ["1 devices of the hub were set down", "the first at imds-in", "up again. Meanwhile no guest"],
+            ["1 devices of the hub were set down", "the first at imds-in", "up again. Guests got no answer"],
         ];
         assert_eq!(lines.len(), expected.len(), "{lines:?}");
         for (line, parts) in lines.iter().zip(expected) {

@@ -27,6 +27,9 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let uid = facts.process.uid;
     checks.extend(facts.directories.iter().map(|(what, directory)| match *what {
         "records" => records_directory(directory).of("records"),
+        "state" if facts.node.agent.is_some() && directory.found == Ok(None) => {
+            removed(directory).of("state")
+        }
         what => written(what, directory, uid).of(what),
     }));
     let feeds = &facts.wanted.feeds;
@@ -234,6 +237,20 @@ fn records_directory(directory: &Directory) -> Check {
         ),
         Ok(Some(found)) => Check::ok(name, format!("{shown}, mode {:04o}", found.mode)),
     }
+}
+
+/// The directory of the state has gone beside a running agent, which makes it at its start.
+fn removed(directory: &Directory) -> Check {
+    Check::warn(
+        "directory",
+        format!(
+            "{} does not exist although an agent runs: registrations, token keys and what guests wrote are in its memory alone",
+            directory.path.display()
+        ),
+        "the directory that the agent made",
+        "Name the agent's directory by --config or --state, or put it back. Without it, register the VMs again before the agent \
+         ends: what changes is written anew",
+    )
 }
 
 /// Checks a directory that the agent writes to. The agent creates the directory if it does not exist.

@@ -316,6 +316,16 @@ fn the_node_is_checked() {
             &["process 42", "cannot answer now"],
         ),
         (
+            "a state directory that somebody removed beside the agent",
+            |f| {
+                f.node.agent = Some(42);
+                f.directories[1].1.found = Ok(None);
+            },
+            "directory",
+            Warn,
+            &["state", "does not exist although an agent runs", "register the VMs again"],
+        ),
+        (
             "a libvirt that is older than its hook",
             |f| f.node.libvirt = Some("virtqemud".into()),
             "libvirt.hook",
