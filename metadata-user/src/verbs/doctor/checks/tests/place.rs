@@ -652,6 +652,7 @@ fn what_the_units_sandbox_hides_is_named() {
     let subjects: Vec<_> = found.iter().map(|check| check.subject.clone().unwrap_or_default()).collect();
     assert_eq!(subjects, ["records", "state", "audit"]);
     assert!(found.iter().all(|check| {
-        check.status == Warn && check.remedy.as_ref().is_some_and(|remedy| remedy.contains("ProtectHome"))
+        check.status == CheckStatus::Warn
+            && check.remedy.as_ref().is_some_and(|remedy| remedy.contains("ProtectHome"))
     }));
 }
