@@ -95,7 +95,7 @@ enum Verb {
         hub: Option<String>,
         /// Remove the pins even while an agent uses them.
         ///
-        /// Its ports pass all frames once it ends.
+        /// Its ports pass all frames once it ends. If it still runs ten minutes later, it pins everything again.
         #[arg(long)]
         force: bool,
     },
@@ -205,7 +205,8 @@ enum Verb {
     },
     /// Write or remove the record of a libvirt domain, for a script in /etc/libvirt/hooks/qemu.d.
     ///
-    /// Reads the domain's XML from standard input. Prints nothing, always exits with 0, and logs to the host's log.
+    /// Reads the domain's XML from standard input, prints its outcome on standard error, and logs changes to the host's
+    /// log. Prints nothing on standard output, which libvirt would read as a changed domain, and always exits with 0.
     LibvirtHook(hook::HookArgs),
     /// Write the manual pages, and completions for bash, zsh and fish, below a directory.
     ///

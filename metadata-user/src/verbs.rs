@@ -98,15 +98,21 @@ impl Exit {
         }
     }
 
-    /// The codes of a verb that asks an agent, or of one that does not.
-    fn of_verb(verb: &str) -> &'static [Self] {
-        const LOCAL: [Exit; 5] = [Exit::Done, Exit::Failure, Exit::Usage, Exit::Forbidden, Exit::Closed];
-        match verb {
-            "libvirt-hook" => &[Self::Done],
-            "xdp-imds" | "release" | "status" | "top" | "register" | "ls" | "get" | "rm" | "clear"
-            | "trace" => &Self::ALL,
-            _ => &LOCAL,
-        }
+    /// The codes that a verb can end with.
+    fn of_verb(verb: &str) -> Vec<Self> {
+        let local = [Self::Done, Self::Failure, Self::Usage, Self::Forbidden, Self::Closed];
+        let more: &[Self] = match verb {
+            "libvirt-hook" => return vec![Self::Done],
+            "xdp-imds" => return Self::ALL.into(),
+            "serve" => &[Self::Conflict],
+            "release" => &[Self::Conflict, Self::NoAgent],
+            "ls" => &[Self::NoAgent],
+            "status" | "top" => &[Self::NoAgent, Self::Unknown],
+            "register" => &[Self::Late, Self::Conflict, Self::NoAgent],
+            "get" | "rm" | "clear" | "trace" => &[Self::Conflict, Self::NoAgent, Self::Unknown],
+            _ => &[],
+        };
+        Self::ALL.into_iter().filter(|exit| local.contains(exit) || more.contains(exit)).collect()
     }
 
     fn of_status(status: u16) -> Self {
@@ -191,7 +197,7 @@ impl From<Exit> for ExitCode {
 pub fn exit_codes(verb: &str) -> impl Iterator<Item = (u8, &'static str)> {
     // libvirt takes any other code as a refusal.
     let always = (verb == "libvirt-hook").then_some("always, also after a failure, which the log names");
-    Exit::of_verb(verb).iter().map(move |exit| (*exit as u8, always.unwrap_or(exit.meaning())))
+    Exit::of_verb(verb).into_iter().map(move |exit| (exit as u8, always.unwrap_or(exit.meaning())))
 }
 
 /// Adds the exit codes to the end of the long help of a command and of each of its verbs.
@@ -211,7 +217,7 @@ mod tests {
     use std::collections::HashSet;
     use std::io;
 
-    use super::{Exit, FeedError, LinkError, PinsError, SocketError, SteerError};
+    use super::{Exit, FeedError, LinkError, PinsError, SocketError, SteerError, exit_codes};
 
     fn denied() -> io::Error {
         io::Error::from_raw_os_error(libc::EPERM)
@@ -276,6 +282,23 @@ mod tests {
         let missing = Err::<(), _>(io::Error::from(io::ErrorKind::NotFound)).context("reading");
         assert_eq!(Exit::of_error(&missing.expect_err("missing")), Exit::Failure);
         assert_eq!(Exit::of_error(&anyhow!("nothing else")), Exit::Failure);
+    }
+
+    #[test]
+    fn the_exit_codes_of_a_verb_are_those_that_it_can_mean() {
+        for (verb, expected) in [
+            ("xdp-imds", &[0, 1, 2, 3, 4, 5, 6, 7, 141][..]),
+            ("release", &[0, 1, 2, 4, 5, 6, 141]),
+            ("status", &[0, 1, 2, 5, 6, 7, 141]),
+            ("trace", &[0, 1, 2, 4, 5, 6, 7, 141]),
+            ("register", &[0, 1, 2, 3, 4, 5, 6, 141]),
+            ("ls", &[0, 1, 2, 5, 6, 141]),
+            ("check", &[0, 1, 2, 6, 141]),
+            ("serve", &[0, 1, 2, 4, 6, 141]),
+            ("libvirt-hook", &[0]),
+        ] {
+            assert_eq!(exit_codes(verb).map(|(code, _)| code).collect::<Vec<_>>(), expected, "{verb}");
+        }
     }
 
     #[test]

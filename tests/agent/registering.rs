@@ -18,7 +18,7 @@ use support::guest::{Guest, Spec};
 use support::host::Host;
 use support::netns::Namespace;
 use support::record::{Identity, replace};
-use support::tap::Shape;
+use support::tap::{Shape, Tap};
 use support::{agent, privileged};
 
 /// Longest wait for something that must happen; only a failing test waits this long.
@@ -626,6 +626,8 @@ fn every_verb_finds_a_vm_that_is_not_served_and_gives_the_reason() {
         (unplaced.mac.to_string(), no_port),
         (format!("file/{}", file(&unplaced)), no_port),
         (file(&refused), "its record is refused: "),
+        (refused.hostname.clone(), "its record is refused: "),
+        (refused.instance_id.clone(), "its record is refused: "),
         (path(&refused), "its record is refused: "),
         (file(&served), "api/vm is in force for this VM"),
     ];
@@ -672,11 +674,105 @@ fn every_verb_finds_a_vm_that_is_not_served_and_gives_the_reason() {
         (["get", "guest-0"], 4, "2 instances are called guest-0: name one by `--source api vm`"),
         (["get", "nobody"], 7, "nobody"),
         (["clear", "guest-2.yaml"], 0, "removed what its guest wrote"),
-        (["clear", "guest-2"], 7, "guest-2"),
+        (["clear", "guest-2"], 0, "guest-2.yaml: removed what its guest wrote"),
+        (["clear", &unplaced.instance_id], 0, "guest-2.yaml: removed what its guest wrote"),
+        (["clear", "guest-0"], 4, "2 instances are called guest-0: name one by `--source api vm`"),
+        (["get", &refused.hostname], 0, "rejected"),
+        (["clear", &refused.hostname], 7, "has no good record"),
+        (["rm", "guest-2"], 7, "file/guest-2.yaml comes from the source file"),
+        (["rm", &served.instance_id], 7, "`xdp-imds rm vm` removes its record"),
     ] {
         let (exit, text) = node.command(&words);
         assert!(exit == code && text.contains(said), "{words:?}: {exit}: {text}");
     }
+}
+
+#[test]
+fn doctor_sees_ports_and_datasources_of_the_records_that_only_the_agent_has() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let _agent = node.agent_with_config("api: {}");
+    let pod = Namespace::new("pod").expect("a namespace");
+    // Tests run at the same time, so each needs a tap name of its own.
+    let name = format!("api{}", std::process::id());
+    let _tap = Tap::create(&pod, &name, Shape::virtio()).expect("a tap");
+    let mut record = record(&identity, 1);
+    record["network"]["nics"][0]["port"] = json!({"ifname": name});
+    record["serve"]["smbios"] = json!("openstack");
+    assert_eq!(node.ask("PUT", "/vm", &[], &record.to_string()).0, 201);
+    let (code, text) = node.command(&["doctor", "--no-pins"]);
+    let line = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap_or_default();
+    let port = line(&format!("FAIL  port.device {name}"));
+    let remedy = format!("Write `port: {{ifname: {name}, netns: {}}}`", pod.name());
+    assert!(code == 1 && port.contains(&remedy), "{text}");
+    assert!(line("ok    guests openstack").contains("one record"), "{text}");
+}
+
+#[test]
+fn a_hub_device_that_somebody_sets_down_is_told_and_comes_up_again() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let guest = boot(&node, &identity);
+    replace(&identity.path(&node.records()), &record(&identity, 1).to_string()).expect("a record file");
+    let _agent = node.agent(&[]);
+    eventually(PATIENCE, || guest.fetch_own(PATH, REQUEST)).expect("an answer");
+    for device in ["imds-in", "imds-tap"] {
+        node.host.ns().ip(&format!("link set {device} down")).expect("it goes down");
+        eventually(PATIENCE, || {
+            let (code, text) = node.command(&["status"]);
+            anyhow::ensure!(code == 1 && text.contains("set down") && text.contains(device), "{text}");
+            Ok(())
+        })
+        .expect("a problem");
+        let shown = node.host.ns().ip(&format!("link show {device}")).expect("it is there");
+        assert!(shown.contains(",UP"), "{shown}");
+        eventually(PATIENCE, || guest.fetch_own(PATH, REQUEST)).expect("an answer again");
+    }
+}
+
+#[test]
+fn doctor_says_that_an_agent_hangs() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent(&[]);
+    let signal = |name: &str| {
+        let sent = Command::new("kill").args([name, &agent.pid().to_string()]).status().expect("kill runs");
+        assert!(sent.success(), "{name}");
+    };
+    signal("-STOP");
+    let (code, text) = node.command(&["doctor", "--no-pins"]);
+    signal("-CONT");
+    let line = text.lines().find(|line| line.starts_with("FAIL  agent: ")).unwrap_or_default();
+    let pid = format!("process {}", agent.pid());
+    assert!(code == 1 && line.contains(&pid) && line.contains("is silent"), "{text}");
+    eventually(PATIENCE, || {
+        let (_, text) = node.command(&["doctor", "--no-pins"]);
+        anyhow::ensure!(text.lines().any(|line| line.starts_with("ok    agent: ")), "{text}");
+        Ok(())
+    })
+    .expect("it answers again");
+}
+
+#[test]
+fn a_registration_whose_file_somebody_removed_is_written_again() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let agent = node.agent(&[]);
+    let text = record(&identity, 1).to_string();
+    assert_eq!(node.ask("PUT", "/vm", &[], &text).0, 201);
+    std::fs::remove_dir_all(node.records().join("state")).expect("it is removed");
+    assert_eq!(node.ask("PUT", "/vm", &[], &text).0, 200);
+    agent.kill().expect("an agent to kill");
+    let _agent = node.agent(&[]);
+    assert_eq!(node.ask("GET", "/vm", &[], "").0, 200, "the answer said that it is kept");
 }
 
 // The agent refuses records beyond its memory limit with a reason and continues to serve the others.

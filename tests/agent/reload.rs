@@ -189,7 +189,7 @@ fn a_reload_applies_what_it_can_and_a_bad_configuration_changes_nothing() {
     eventually(PATIENCE, || {
         let data = node.user_data()?;
         anyhow::ensure!(data.starts_with('y'));
-        anyhow::ensure!(agent.log().contains("workers keep their old values until"), "{}", agent.log());
+        anyhow::ensure!(agent.log().contains("workers keeps its old value until"), "{}", agent.log());
         Ok(())
     })
     .expect("records of the other directory");

@@ -268,6 +268,16 @@ fn metrics_are_distinguished_from_functions_labels_and_values() {
     assert_eq!(metrics(expression), ["up", "xdp_imds_a_total"].map(ToOwned::to_owned).into());
 }
 
+#[test]
+fn the_guide_to_the_manifests_names_every_alert() {
+    let guide = fs::read_to_string(deploy().join("README.md")).expect("the guide");
+    let rules = fs::read_to_string(deploy().join(ALERTS)).expect("the rules");
+    let names = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let missing: Vec<_> = names.filter(|name| !guide.contains(&format!("`{name}`"))).collect();
+    assert_eq!(missing, [""; 0]);
+    assert!(rules.contains("- alert: XdpImdsDown"), "the form of the rules");
+}
+
 // Objects of other projects match the schemas those projects publish: in manifests, in examples and in the API server
 // of the tests. An unknown field is refused at any place.
 

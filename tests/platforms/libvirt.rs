@@ -237,6 +237,7 @@ fn the_hook_says_by_hand_what_it_did_and_who_may_read_its_files() {
         ("start begin", &without, None, "has no record, because", "a record for"),
         ("start begin", &with, Some(0o640), "has a record for tap7", "has mode"),
         ("reconnect begin", &with, Some(0o640), "has an unchanged record for tap7", "has mode"),
+        ("reconnect begin", &with, Some(0o640), "`virsh edit` changes only its next start", "has mode"),
         ("reconnect begin", &with, Some(0o644), &*exposed, "has a record for"),
         ("reconect begin", &with, None, "nothing is to be done at `reconect begin`", "record"),
         ("release end", &with, None, "its record is gone", "unchanged"),
@@ -279,6 +280,13 @@ fn a_domain_that_the_hook_refused_is_in_the_status_until_it_is_mended() {
             let is_named =
                 text.contains(&format!("hook/{UUID}: domain web-1: ")) && text.contains("<nonsense>");
             ensure!(is_named == refused && code == Some(i32::from(refused)), "{case}: {code:?} {text}");
+            // By its name as by its UUID, also if there never was a good record.
+            for name in ["web-1", UUID].into_iter().filter(|_| refused) {
+                let (_, text) = verb(&["status", name]);
+                ensure!(text.contains("<nonsense>"), "{case}: status {name}: {text}");
+                let (code, text) = verb(&["get", name]);
+                ensure!(code == Some(0) && text.contains("web-1"), "{case}: get {name}: {code:?} {text}");
+            }
             Ok(())
         })
         .unwrap_or_else(|error| panic!("{error:#}"));

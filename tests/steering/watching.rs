@@ -8,8 +8,8 @@ use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_links::devices::{Changed, DeviceEvent, LinkWatch};
 use metadata_links::error::LinkError;
 use metadata_steer::{
-    AnswerPath, AttachmentFault, DeviceLookup, HUB_QUEUES, PortLimits, PreviousAgent, RELEASE_GRACE,
-    SteerConfig, SteerError, Steering, SteeringMode, exists, release,
+    AnswerPath, AttachmentFault, DeviceLookup, HUB_MTU, HUB_QUEUES, Hub, PortLimits, PreviousAgent,
+    RELEASE_GRACE, SteerConfig, SteerError, Steering, SteeringMode, exists, release,
 };
 use std::io;
 use std::path::Path;
@@ -291,6 +291,38 @@ fn the_program_of_a_hub_that_somebody_detached_is_attached_again() {
     let steering = node.steering.as_mut().expect("it runs");
     finds(steering, AttachmentFault::Detached, &["imds-in", "attached again"]);
     assert!(pin.exists(), "it is pinned");
+}
+
+#[test]
+fn a_device_of_a_hub_that_somebody_set_down_is_set_up_again() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let steering = &mut node.steering;
+    assert_eq!(check(steering), [""; 0]);
+    for (device, change) in [
+        ("imds-in", "down"),
+        ("imds-out", "down"),
+        ("imds-tap", "down"),
+        ("imds-in", "mtu 1500"),
+        ("imds-tap", "mtu 1500"),
+    ] {
+        node.ns.ip(&format!("link set {device} {change}")).expect("set");
+        finds(steering, AttachmentFault::Down, &["set down", device, "up again", "network manager"]);
+        let shown = node.ns.ip(&format!("link show {device}")).expect("shown");
+        assert!(shown.contains(",UP") && shown.contains(&format!("mtu {HUB_MTU}")), "{device}: {shown}");
+    }
+    // After an event, the devices are looked at before the next round is due.
+    node.ns.ip("link set imds-in down").expect("set");
+    steering.check(Instant::now());
+    assert_eq!(steering.attachments().last_check().faults, [""; 0], "the next round is not due");
+    let Hub { inner_ifindex: ifindex, inner_name: name, .. } = steering.hubs().all()[0].clone();
+    let cookie = node.ns.run_in(metadata_links::netns::cookie).expect("a cookie");
+    steering.note_device(&DeviceEvent { cookie, ifindex, name, gone: false, mtu: None });
+    steering.check(Instant::now());
+    let faults = steering.attachments().last_check().faults;
+    assert!(faults.iter().any(|line| line.contains("imds-in")), "{faults:?}");
 }
 
 #[test]

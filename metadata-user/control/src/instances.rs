@@ -38,7 +38,7 @@ pub struct Instance {
     /// The generation of the good version, if one exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<u64>,
-    /// The VM of the good version, if one exists.
+    /// The VM of the good version, or of a refused one as far as its source tells.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm: Option<InstanceVm>,
     /// The ports of the record's NICs.
@@ -78,6 +78,32 @@ impl RegistrationOutcome {
             Self::Replaced => "replaced",
             Self::ReplacedAnother => "replaced the record of another VM",
         }
+    }
+}
+
+impl Instance {
+    /// True if `xdp-imds ls` or `status` shows it by this name: its own, with or without its source; the name, UUID or
+    /// owner of its VM; the port or MAC of a NIC; the path of its file.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        let is_vm = |vm: &InstanceVm| {
+            vm.name == name || vm.uuid.eq_ignore_ascii_case(name) || !vm.owner.is_empty() && vm.owner == name
+        };
+        let is_port = |port: &InstancePort| {
+            port.port == name
+                || port.port.split('@').next() == Some(name)
+                || port.mac.eq_ignore_ascii_case(name)
+        };
+        let is_file = self.source == RecordSource::File
+            && name.starts_with('/')
+            && name.rsplit('/').next() == Some(&self.name);
+        !name.is_empty()
+            && (self.name == name
+                || name.strip_prefix(self.source.name()).and_then(|rest| rest.strip_prefix('/'))
+                    == Some(&self.name)
+                || self.vm.as_ref().is_some_and(is_vm)
+                || self.ports.iter().any(is_port)
+                || is_file)
     }
 }
 

@@ -17,7 +17,7 @@ use metadata_content::source::RecordSource;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use client::refusal;
-pub use client::{ClientError, StatusRequest, StatusResponse, StreamedResponse, ask, get, open};
+pub use client::{ClientError, StatusRequest, StatusResponse, StreamedResponse, ask, get, get_within, open};
 
 /// The version of the format. It rises when a field changes its meaning or is removed.
 pub const SCHEMA: &str = "status/1";
@@ -74,6 +74,9 @@ pub struct AgentStatus {
     pub ports: PortSummary,
     /// Number of records by source and state.
     pub instances: Vec<Instances>,
+    /// Number of good records by `serve.smbios`, the datasource that the guest's firmware names.
+    #[serde(default)]
+    pub datasources: BTreeMap<String, u64>,
     /// Identities in the kernel's maps: MACs on ports.
     pub identities: u64,
     /// Records that claim another record's identity, or match several ports; at most [`LISTED_COMPLAINTS`].
@@ -105,7 +108,8 @@ pub struct AgentStatus {
     /// The last comparison of what the agent attached and pinned with what the kernel has.
     #[serde(default)]
     pub attachments: AttachmentStatus,
-    /// Counters since the start that are 0 on a healthy node.
+    /// Counters that are 0 on a healthy node. Those of frames are of maps that outlive the agent; the others begin with
+    /// the agent or with a device.
     pub counters: BTreeMap<String, u64>,
     /// Recent warnings, the newest last.
     pub lately: Vec<RecentWarning>,

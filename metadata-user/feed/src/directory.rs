@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
 use load::{DirectoryContent, names_of};
-pub use load::{LoadedFile, REFUSAL, REFUSAL_BYTES, files, load, names};
+pub use load::{LoadedFile, REFUSAL, REFUSAL_BYTES, REFUSED_VM, files, load, names};
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 use tracing::debug;
@@ -292,9 +292,11 @@ impl Directory {
         if !loaded.exists {
             self.publish(FeedEvent::Remove { key: name.clone() }).await?;
         }
-        let refusal = loaded
-            .refusal
-            .map(|reason| FeedEvent::Rejected { key: name.clone(), error: FeedError::Vm { reason } });
+        let vm = loaded.vm;
+        let refusal = loaded.refusal.map(|reason| {
+            let error = FeedError::Vm { reason }.of(vm.clone());
+            FeedEvent::Rejected { key: name.clone(), error }
+        });
         let event = match loaded.record {
             Ok((record, warnings)) => {
                 for warning in warnings {
@@ -304,7 +306,7 @@ impl Directory {
             }
             // The program that refused the record knows of what it made it.
             Err(_) if refusal.is_some() => return self.publish_all(refusal).await,
-            Err(error) => FeedEvent::Rejected { key: name, error },
+            Err(error) => FeedEvent::Rejected { key: name, error: error.of(vm) },
         };
         self.publish_all([event].into_iter().chain(refusal)).await
     }

@@ -26,6 +26,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use metadata_common::mac::Mac;
+use metadata_common::run::home_hint;
 
 use crate::memory_budget::MemoryExhausted;
 use metadata_common::port::PortName;
@@ -38,7 +39,7 @@ pub enum FeedError {
     #[error(transparent)]
     Record(#[from] RecordError),
     /// The kernel refused an access to a file or directory.
-    #[error("{}: expected {expected}: {error}", path.display())]
+    #[error("{}: expected {expected}: {error}{}", path.display(), home_hint(path, error))]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -56,6 +57,14 @@ pub enum FeedError {
     /// The record exceeds the memory for records.
     #[error(transparent)]
     Room(#[from] MemoryExhausted),
+    /// The record of this VM cannot be used.
+    #[error("{error}")]
+    OfVm {
+        /// The VM, as the source names it.
+        vm: RejectedVm,
+        /// Why.
+        error: Box<FeedError>,
+    },
     /// A file has the wrong content.
     #[error("{}: expected {expected}, found {found}; {remedy}", path.display())]
     Content {
@@ -68,6 +77,62 @@ pub enum FeedError {
         /// How to correct it.
         remedy: &'static str,
     },
+}
+
+/// Most bytes of the name, the UUID or the owner of a VM whose record cannot be used.
+pub const VM_TEXT_BYTES: usize = 256;
+
+/// The VM of a record that cannot be used, as far as its source tells: people ask for the VM by these names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RejectedVm {
+    /// Its name; empty if it is not known.
+    pub name: String,
+    /// Its UUID; empty if it is not known.
+    pub uuid: String,
+    /// The owner, if the record has `vm.owner`.
+    pub owner: Option<String>,
+}
+
+impl RejectedVm {
+    /// The VM that a document describes which is no valid record. `None` if it has no name, or texts longer than a VM's.
+    #[must_use]
+    pub fn described(document: &serde_json::Value) -> Option<Self> {
+        let text = |field: &str| document["vm"][field].as_str().unwrap_or_default().to_owned();
+        let (name, uuid, owner) = (text("name"), text("uuid"), text("owner"));
+        let is_usable =
+            !name.is_empty() && [&name, &uuid, &owner].iter().all(|text| text.len() <= VM_TEXT_BYTES);
+        is_usable.then(|| Self { name, uuid, owner: Some(owner).filter(|owner| !owner.is_empty()) })
+    }
+
+    /// The owner of what the agent would keep for it.
+    #[must_use]
+    pub fn owner(&self) -> &str {
+        self.owner.as_ref().unwrap_or(&self.uuid)
+    }
+
+    /// True if people call it by this name, UUID or owner.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        !name.is_empty()
+            && (self.name == name || self.uuid.eq_ignore_ascii_case(name) || self.owner() == name)
+    }
+}
+
+impl FeedError {
+    /// The same error about the record of this VM, if the VM is known.
+    #[must_use]
+    pub fn of(self, vm: Option<RejectedVm>) -> Self {
+        match vm {
+            Some(vm) => Self::OfVm { vm, error: Box::new(self) },
+            None => self,
+        }
+    }
+
+    /// The VM whose record cannot be used, if the source tells it.
+    #[must_use]
+    pub fn vm(&self) -> Option<&RejectedVm> {
+        if let Self::OfVm { vm, .. } = self { Some(vm) } else { None }
+    }
 }
 
 /// An event that a feed publishes.

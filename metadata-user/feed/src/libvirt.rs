@@ -40,6 +40,11 @@ pub const NAMESPACE: &str = "https://xdp-imds.dev/libvirt/1";
 /// The directory of records below the run directory.
 pub const DIRECTORY: &str = "hook.d";
 
+/// Where the packages install the hook's script.
+pub const HOOK: &str = "/etc/libvirt/hooks/qemu.d/xdp-imds";
+/// The directory of QEMU's hooks.
+pub const HOOKS: &str = "/etc/libvirt/hooks/qemu.d";
+
 /// Default directory of files with parts of records.
 pub const DEFAULT_FILES: &str = "/etc/xdp-imds/libvirt";
 
@@ -53,6 +58,23 @@ pub const XML_NODES: u32 = 1 << 18;
 /// Most mentions of `xmlns` in the XML; libvirt's own documents have fewer than ten.
 pub const XML_NAMESPACES: usize = 256;
 
+/// How an operator changes the metadata of a running domain, as every message and page says it. `virsh edit` changes
+/// only what the domain has from its next start on, and `virsh metadata --edit` refuses to change both at once.
+#[must_use]
+pub fn remedy(domain: &str) -> String {
+    format!(
+        "change a running domain by `virsh metadata {domain} {NAMESPACE} --key imds --live --edit` (`virsh edit` changes \
+         only its next start), or the file; then run `{}`",
+        rerun(domain)
+    )
+}
+
+/// The command that has the hook read the metadata of a running domain and its files again.
+#[must_use]
+pub fn rerun(domain: &str) -> String {
+    format!("virsh dumpxml {domain} | {HOOK} {domain} reconnect begin -")
+}
+
 /// Why a domain gets no record.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LibvirtError {
@@ -65,9 +87,7 @@ pub enum LibvirtError {
         found: String,
     },
     /// Our element in the domain's metadata is invalid.
-    #[error(
-        "<metadata> of the domain, line {line}: expected {expected}, found {found}; change it by `virsh edit`"
-    )]
+    #[error("<metadata> of the domain, line {line}: expected {expected}, found {found}")]
     Instance {
         /// The line in libvirt's formatting of the XML.
         line: u32,

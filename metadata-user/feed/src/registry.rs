@@ -20,7 +20,7 @@ use std::sync::Arc;
 use metadata_common::mac::Mac;
 use metadata_common::share::{FairShare, Tenant};
 
-use crate::FeedEvent;
+use crate::{FeedEvent, RejectedVm};
 use metadata_common::port::PortName;
 use metadata_content::record::{Owner, Record};
 use metadata_content::source::{Authorship, RecordSource};
@@ -141,6 +141,8 @@ struct HeldRecord {
     record: Option<Arc<Record>>,
     /// Why the latest version was refused, if it was.
     refused: Option<String>,
+    /// The VM of a record without a good version, if its source tells it.
+    vm: Option<Box<RejectedVm>>,
     /// The round in which its source last published it.
     round: u64,
 }
@@ -208,7 +210,12 @@ impl Registry {
                 changes
             }
             FeedEvent::Rejected { key, error } => {
-                self.refuse(RecordId::new(source, &key), error.to_string());
+                let id = RecordId::new(source, &key);
+                self.refuse(id.clone(), error.to_string());
+                // A good version says itself whose it is.
+                if let Some(held) = self.held.get_mut(&id).filter(|held| held.record.is_none()) {
+                    held.vm = error.vm().cloned().map(Box::new);
+                }
                 Vec::new()
             }
             FeedEvent::Synced => self.sweep(source),
@@ -267,6 +274,12 @@ impl Registry {
         self.held.get(id)?.refused.as_deref()
     }
 
+    /// The VM of a record without a good version, if its source tells it.
+    #[must_use]
+    pub fn rejected_vm(&self, id: &RecordId) -> Option<&RejectedVm> {
+        self.held.get(id)?.vm.as_deref()
+    }
+
     /// Refused versions since the start.
     #[must_use]
     pub fn refusals(&self) -> u64 {
@@ -312,6 +325,7 @@ impl Registry {
         held.round = round;
         let changed = former.as_ref().is_none_or(|former| **former != *record);
         held.record = Some(record);
+        held.vm = None;
         let after = self.in_force([former_vm.as_ref(), Some(&vm)]);
         self.changes(&before, &after, Some(&id).filter(|_| changed))
     }
@@ -355,7 +369,7 @@ impl Registry {
         if let Some(held) = self.held.get_mut(&id) {
             (held.refused, held.round) = (Some(reason), round);
         } else if told.refused.admit(&id.tenant(), 1).is_ok() {
-            self.held.insert(id, HeldRecord { record: None, refused: Some(reason), round });
+            self.held.insert(id, HeldRecord { record: None, refused: Some(reason), vm: None, round });
         }
     }
 

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use metadata_common::run::SOCKET;
+use metadata_common::run::{SOCKET, UNIT_HIDES, is_home};
 use metadata_feed::registry::RecordId;
 use metadata_feed::state::token_file;
 use rustix::fs::{Access, access};
@@ -223,13 +223,15 @@ fn audit(path: &Path) -> Option<ConfigRefusal> {
             Err(error) => Some(format!("{}: {error}", directory.display())),
         },
     };
+    let hidden = if is_home(path) { format!(" {UNIT_HIDES}") } else { String::new() };
     reason.map(|reason| ConfigRefusal {
         name: "audit",
         found: format!("cannot write the audit log {}: {reason}", path.display()),
         expected: "a file that the agent can write",
-        remedy: "Make its directory and let the agent's user write there, or correct `audit.to`. The package's unit \
-                 lets it write to /var/log/xdp-imds; for another directory, add `ReadWritePaths=` by `systemctl edit`"
-            .into(),
+        remedy: format!(
+            "Make its directory and let the agent's user write there, or correct `audit.to`. The package's unit lets it write \
+             to /var/log/xdp-imds; for another directory, add `ReadWritePaths=` by `systemctl edit`.{hidden}"
+        ),
     })
 }
 

@@ -65,6 +65,11 @@ impl RegistrationStore {
         private_file::replace(&path, &serde_json::to_vec(&stored)?)
     }
 
+    /// True if there is a file of this record, or if nothing is stored.
+    pub(super) fn has(&self, id: &RecordId) -> bool {
+        self.0.as_ref().is_none_or(|directory| directory.join(file_of(id)).exists())
+    }
+
     /// Removes a record, if it exists.
     ///
     /// # Errors
@@ -164,7 +169,9 @@ mod tests {
             assert_eq!(mode, 0o600);
         }
         for id in &ids {
+            assert!(shelf.has(id));
             shelf.remove(id).expect("removed");
+            assert!(!shelf.has(id));
             shelf.remove(id).expect("removed before");
         }
         assert!(shelf.read(&RecordLimits::DEFAULT).is_empty());

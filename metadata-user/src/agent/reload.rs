@@ -87,7 +87,9 @@ pub(super) fn read(origin: &ConfigSource, old: &Config) -> Result<ConfigChanges,
                 info!("configuration reloaded");
             } else {
                 let fields = changes.later.join(", ");
-                warn!("configuration reloaded; {fields} keep their old values until the agent is restarted");
+                let keep =
+                    if changes.later.len() == 1 { "keeps its old value" } else { "keep their old values" };
+                warn!("configuration reloaded; {fields} {keep} until the agent is restarted");
             }
             Ok(changes)
         }

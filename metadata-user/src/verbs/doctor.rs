@@ -21,14 +21,17 @@ pub use facts::{
 };
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub use metadata_feed::check::{Check, CheckStatus};
 
 use super::Exit;
 use crate::agent::preflight::{self, ConfigRefusal};
 use crate::config::Config;
-use crate::verbs::options::ConfigOverrides;
+use crate::verbs::options::{ConfigOverrides, DEFAULT_FILE};
+
+/// Where the unit of the packages is, and where one that was installed by hand is.
+const UNITS: [&str; 2] = ["/usr/lib/systemd/system/xdp-imds.service", "/etc/systemd/system/xdp-imds.service"];
 
 /// The configuration to check, and how to print the result.
 #[derive(Clone, Debug)]
@@ -61,6 +64,12 @@ fn checks(question: &DoctorRequest) -> Vec<Check> {
             Check::fail(name, found, expected, remedy)
         }),
     );
+    // The service's file is for the service, and doctor sees what its unit hides.
+    if question.file.as_deref() == Some(Path::new(DEFAULT_FILE))
+        && UNITS.iter().any(|unit| Path::new(unit).exists())
+    {
+        checks.extend(question.config.iter().flat_map(checks::hidden));
+    }
     // Without a usable configuration, the other checks use the default configuration.
     let config = question.config.clone().unwrap_or_default();
     // What it names is then unknown, and not absent.

@@ -12,6 +12,7 @@ use metadata_control::instances::{
 };
 use metadata_control::status::ClientError;
 use std::io::{self, Read as _, Write};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -80,7 +81,7 @@ pub struct LsArgs {
 /// The options of `xdp-imds get`.
 #[derive(clap::Args, Debug)]
 pub struct GetArgs {
-    /// The instance's name, `SOURCE/NAME`, or the name or UUID of its VM.
+    /// The instance's name, `SOURCE/NAME`, or the name, UUID, port or MAC of its VM.
     #[arg(value_name = "NAME")]
     name: String,
     /// The instance's source [default: `api`, or the only one that has the name].
@@ -109,7 +110,7 @@ pub struct Rm {
 /// The options of `xdp-imds clear`.
 #[derive(clap::Args, Debug)]
 pub struct Clear {
-    /// The instance's name, or `SOURCE/NAME`.
+    /// The instance's name, `SOURCE/NAME`, or the name, UUID, port or MAC of its VM.
     #[arg(value_name = "NAME")]
     name: String,
     /// The instance's source [default: `api`, or the only one that has the name].
@@ -214,42 +215,38 @@ impl GetArgs {
     /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
         let run = self.common.agent.run()?;
-        let by_vm = |instance: &Instance| {
-            let vm = instance.vm.as_ref();
-            vm.is_some_and(|vm| vm.name == self.name || vm.uuid.eq_ignore_ascii_case(&self.name))
-        };
-        let found = find(&run, self.source, &self.name, by_vm)
+        let found = find(&run, self.source, &self.name)
             .and_then(|(source, name)| or_unknown(instances::look(&run, source, &name), Some(source), &name));
         self.common.finish(out, found, one)
     }
 }
 
-/// The source and the name of the instance that a user means: that of `source`; else that of the API; else the only one
-/// of any source with this name, with `SOURCE/NAME`, or that `is_meant` takes.
+/// The source and the name of the instance that a user means, of `source` or of any: the registration of this name; else
+/// the only instance that is called so.
 fn find(
     run: &Path,
     source: Option<RecordSource>,
     name: &str,
-    is_meant: impl Fn(&Instance) -> bool,
 ) -> Result<(RecordSource, String), RegistrationError> {
-    if let Some(source) = source {
-        let is_possible = !name.is_empty() && (source != RecordSource::Api || is_name(name));
-        return if is_possible { Ok((source, name.to_owned())) } else { Err(unknown(Some(source), name)) };
-    }
     // Names of files and VMs may have other letters than those of registrations.
-    if is_name(name) {
+    if is_name(name) && source.is_none_or(|source| source == RecordSource::Api) {
         match instances::look(run, RecordSource::Api, name) {
             Err(failure) if failure.status() == Some(404) => {}
             looked => return looked.map(|_| (RecordSource::Api, name.to_owned())),
         }
     }
-    let is_it = |instance: &Instance| {
-        let whole = format!("{}/{}", instance.source.name(), instance.name);
-        instance.name == name || whole == name || is_meant(instance)
-    };
-    let found: Vec<_> = instances::list(run, None)?.into_iter().filter(is_it).collect();
+    meant(instances::list(run, source)?, source, name)
+}
+
+/// The only one of these instances that is called by a name.
+fn meant(
+    instances: Vec<Instance>,
+    source: Option<RecordSource>,
+    name: &str,
+) -> Result<(RecordSource, String), RegistrationError> {
+    let found: Vec<_> = instances.into_iter().filter(|instance| instance.is_called(name)).collect();
     match &found[..] {
-        [] => Err(unknown(None, name)),
+        [] => Err(unknown(source, name)),
         [instance] => Ok((instance.source, instance.name.clone())),
         several => {
             let named = several.iter().take(CANDIDATES_NAMED);
@@ -276,7 +273,7 @@ fn find(
 fn unknown(source: Option<RecordSource>, name: &str) -> RegistrationError {
     let detail = match source.map(RecordSource::name) {
         None => format!(
-            "no instance is called `{name}`: give a name of `xdp-imds ls`, or the name or UUID of a VM that it lists"
+            "no instance is called `{name}`: give a name of `xdp-imds ls`, or the name, UUID, port or MAC of a VM"
         ),
         Some(source) => format!(
             "no instance of the source {source} is called `{name}`: `xdp-imds ls --source {source}` lists those there are"
@@ -287,6 +284,47 @@ fn unknown(source: Option<RecordSource>, name: &str) -> RegistrationError {
         title: "No such instance".into(),
         status: 404,
         detail,
+        conflict: None,
+        registered: None,
+    }))
+}
+
+/// No registration has the name that was to be removed. Removing needs its own name, so that nothing else is removed;
+/// if its VM is called so, the message has it.
+fn not_removable(run: &Path, name: &str) -> RegistrationError {
+    let absent = unknown(Some(RecordSource::Api), name);
+    let called = instances::list(run, None).unwrap_or_default().into_iter().find(|one| one.is_called(name));
+    match (absent, called) {
+        (
+            RegistrationError::Problem(mut problem),
+            Some(Instance { source: RecordSource::Api, name: own, .. }),
+        ) => {
+            problem.detail =
+                format!("no instance is called `{name}`, but a VM: `xdp-imds rm {own}` removes its record");
+            RegistrationError::Problem(problem)
+        }
+        (RegistrationError::Problem(mut problem), Some(Instance { source, name: own, .. })) => {
+            problem.detail = format!(
+                "`{name}` was not registered by the API: {}/{own} comes from the source {}, which alone removes it",
+                source.name(),
+                source.name()
+            );
+            RegistrationError::Problem(problem)
+        }
+        (absent, _) => absent,
+    }
+}
+
+/// The instance was found, and the agent knows no VM of it.
+fn nothing_written(source: RecordSource, name: &str) -> RegistrationError {
+    let name = format!("{}/{name}", source.name());
+    RegistrationError::Problem(Box::new(ApiProblem {
+        kind: "urn:xdp-imds:absent".into(),
+        title: "No good record".into(),
+        status: 404,
+        detail: format!(
+            "{name} has no good record, so there is nothing of its guest to remove; `xdp-imds get {name}` says why"
+        ),
         conflict: None,
         registered: None,
     }))
@@ -334,13 +372,13 @@ impl Rm {
             instances::remove(&run, name, &conditions)
         } else {
             // Nothing can be registered by this name; whether an agent runs matters all the same.
-            instances::list(&run, Some(source)).and(Err(unknown(Some(source), name)))
+            instances::list(&run, Some(source)).and(Err(not_removable(&run, name)))
         };
         let removed = match removed {
             Ok(()) => Ok(true),
             // The condition that failed is this verb's, not its user's.
             Err(failure) if self.if_match.is_none() && matches!(failure.status(), Some(404 | 412)) => {
-                if self.force { Ok(false) } else { Err(unknown(Some(source), name)) }
+                if self.force { Ok(false) } else { Err(not_removable(&run, name)) }
             }
             Err(failure) => Err(failure),
         };
@@ -359,9 +397,11 @@ impl Clear {
     /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
         let run = self.common.agent.run()?;
-        // Not by what a VM is called: its tenant may choose that.
-        let cleared = find(&run, self.source, &self.name, |_| false).and_then(|(source, name)| {
-            or_unknown(instances::clear(&run, source, &name), Some(source), &name)?;
+        // A tenant may choose what a VM is called: two VMs of one name are told apart only by those of their instances.
+        let cleared = find(&run, self.source, &self.name).and_then(|(source, name)| {
+            instances::clear(&run, source, &name).map_err(|failure| {
+                if failure.status() == Some(404) { nothing_written(source, &name) } else { failure }
+            })?;
             Ok(Clearance { name, source, cleared: true })
         });
         self.common.finish(out, cleared, |Clearance { name, .. }, out| {
@@ -407,16 +447,29 @@ fn read(path: &Path) -> anyhow::Result<Record> {
         metadata_chars: RecordLimits::METADATA_CHARS_MOST,
         ..RecordLimits::DEFAULT
     };
+    let most = limits.record_bytes as u64 + 1;
+    let mut text = String::new();
     if path == Path::new("-") {
-        let mut text = String::new();
-        let most = limits.record_bytes as u64 + 1;
         io::stdin().lock().take(most).read_to_string(&mut text).context("standard input")?;
-        let name = if text.trim_start().starts_with('{') { "-.json" } else { "-" };
-        return Ok(Record::parse_within(&limits, name, &text)?.0);
+        return parse(&limits, "-", &text);
+    }
+    // A pipe, as of a shell's `<(…)`, is read as standard input is: nothing is beside it.
+    let is_pipe = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo());
+    if is_pipe {
+        let reading = || format!("cannot read the record {}", path.display());
+        let pipe = std::fs::File::open(path).with_context(reading)?;
+        pipe.take(most).read_to_string(&mut text).with_context(reading)?;
+        return parse(&limits, &path.to_string_lossy(), &text);
     }
     let (record, warnings) = options::load(path, &limits)?;
     warnings.iter().for_each(output::report);
     Ok(record)
+}
+
+/// Reads a record of a text that has no file name to tell its form.
+fn parse(limits: &RecordLimits, name: &str, text: &str) -> anyhow::Result<Record> {
+    let json = if text.trim_start().starts_with('{') { ".json" } else { "" };
+    Ok(Record::parse_within(limits, &format!("{name}{json}"), text)?.0)
 }
 
 fn table(instances: &[Instance], out: &mut dyn Write) -> io::Result<()> {
@@ -448,7 +501,8 @@ fn described(vm: &InstanceVm) -> String {
     let InstanceVm { name, uuid, owner } = vm;
     let has_own = !owner.is_empty() && owner != uuid;
     let owner = if has_own { format!(", owner {owner}") } else { String::new() };
-    format!("{name}, {uuid}{owner}")
+    // A record that is refused may not tell the UUID.
+    if uuid.is_empty() { name.clone() } else { format!("{name}, {uuid}{owner}") }
 }
 
 fn one(instance: &Instance, out: &mut dyn Write) -> io::Result<()> {
@@ -488,7 +542,7 @@ fn ports(ports: &[InstancePort], out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{entity_tag, one, source_parser, table};
+    use super::{entity_tag, meant, one, read, source_parser, table};
     use metadata_content::source::RecordSource;
     use metadata_control::instances::{Instance, InstancePort, InstanceVm, Name};
     use metadata_control::status::{GuestState, InstanceState};
@@ -524,6 +578,65 @@ mod tests {
             change: None,
             record: None,
             withheld: Some(vec!["user_data".into()]),
+        }
+    }
+
+    #[test]
+    fn an_instance_is_found_by_every_name_that_is_shown_of_it() {
+        let file = || Instance {
+            name: "web.yaml".into(),
+            source: RecordSource::File,
+            vm: Some(InstanceVm { name: "web-1".into(), uuid: "7C0F".into(), owner: "ours".into() }),
+            ports: vec![InstancePort { port: "vnet0@ns".into(), ..instance().ports.remove(0) }],
+            ..instance()
+        };
+        let other = || Instance {
+            name: "other.yaml".into(),
+            vm: Some(InstanceVm { name: "db".into(), uuid: "ff".into(), owner: String::new() }),
+            ports: vec![],
+            ..file()
+        };
+        let names = [
+            "web.yaml",
+            "file/web.yaml",
+            "/etc/records.d/web.yaml",
+            "web-1",
+            "7c0f",
+            "ours",
+            "vnet0",
+            "vnet0@ns",
+            "52:54:00:00:00:01",
+        ];
+        for name in names {
+            let found = meant(vec![other(), file()], None, name);
+            assert_eq!(found.expect(name), (RecordSource::File, "web.yaml".to_owned()), "{name}");
+        }
+        for name in ["", "web", "eb.yaml", "vnet", "api/web.yaml"] {
+            let failure = meant(vec![other(), file()], None, name).expect_err(name);
+            assert_eq!(failure.status(), Some(404), "{name}");
+        }
+        let twin = || Instance { name: "twin.yaml".into(), ..file() };
+        assert_eq!(meant(vec![twin(), file()], None, "web-1").expect_err("two").status(), Some(409));
+    }
+
+    #[test]
+    fn a_record_is_read_from_a_pipe() {
+        let room = tempfile::tempdir().expect("a directory");
+        let pipe = room.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .expect("a pipe");
+        for text in [
+            "schema: vmrecord/1\ngeneration: 1\nvm: {uuid: 7c0f1a52-3b5e-4d1a-9d2c-00000000000a, name: web, project: \
+             {id: p, number: 1, account: '000000000000'}}\nhostname: {short: web}\nplacement: {region: r, zone: z}\n",
+            r#"{"schema": "vmrecord/1", "generation": 1, "vm": {"uuid": "7c0f1a52-3b5e-4d1a-9d2c-00000000000a",
+            "name": "web", "project": {"id": "p", "number": 1, "account": "000000000000"}},
+            "hostname": {"short": "web"}, "placement": {"region": "r", "zone": "z"}}"#,
+        ] {
+            let record = std::thread::scope(|scope| {
+                scope.spawn(|| std::fs::write(&pipe, text).expect("written"));
+                read(&pipe).expect("a record")
+            });
+            assert_eq!(record.vm.name.to_string(), "web");
         }
     }
 

@@ -74,9 +74,13 @@ impl ConfigOverrides {
     /// These options; without any, those of the service, whose unit and pods read [`DEFAULT_FILE`], if there is one.
     #[must_use]
     pub fn or_default_file(self) -> Self {
-        let is_there = || Path::new(DEFAULT_FILE).exists();
-        if self == Self::default() && is_there() {
-            return Self { config: Some(DEFAULT_FILE.into()), ..self };
+        self.or_file(Path::new(DEFAULT_FILE))
+    }
+
+    /// A file that this user may not see counts as there, so that reading it gives the reason.
+    fn or_file(self, file: &Path) -> Self {
+        if self == Self::default() && file.try_exists().unwrap_or(true) {
+            return Self { config: Some(file.into()), ..self };
         }
         self
     }
@@ -193,7 +197,8 @@ pub(super) fn load(path: &Path, limits: &RecordLimits) -> anyhow::Result<(Record
 mod tests {
     use std::path::{Path, PathBuf};
 
-    use super::{Agent, DEFAULT_PINS, DEFAULT_RUN};
+    use super::{Agent, ConfigOverrides, DEFAULT_PINS, DEFAULT_RUN};
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn options_override_the_configuration_which_overrides_defaults() {
@@ -223,5 +228,19 @@ mod tests {
         let shown = format!("{error:#}");
         assert!(shown.contains("--pins") && shown.contains("no agent serves"), "{shown}");
         assert!(!shown.contains("xdp-imds serve"), "the remedy of another verb: {shown}");
+    }
+
+    #[test]
+    fn a_default_file_that_cannot_be_looked_at_is_not_taken_for_absent() {
+        let room = tempfile::tempdir().expect("a directory");
+        let file = room.path().join("config.yaml");
+        let chosen = || ConfigOverrides::default().or_file(&file).config.is_some();
+        assert!(!chosen(), "there is none");
+        std::fs::write(&file, "").expect("written");
+        assert!(chosen(), "it is there");
+        // As root every directory can be searched; a loop of links fails for everybody.
+        std::fs::remove_file(&file).expect("removed");
+        symlink(&file, &file).expect("a link");
+        assert!(chosen(), "whether it is there cannot be told");
     }
 }

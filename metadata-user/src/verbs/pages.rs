@@ -11,6 +11,19 @@ use std::path::{Path, PathBuf};
 /// The shells, each with the name of its directory.
 const SHELLS: [(Shell, &str); 3] = [(Shell::Bash, "bash"), (Shell::Zsh, "zsh"), (Shell::Fish, "fish")];
 
+/// The files of the service, as the packages install them.
+const FILES: [(&str, &str); 6] = [
+    ("/etc/xdp-imds/config.yaml", "The configuration of the agent."),
+    ("/etc/xdp-imds/records.d", "Records of VMs, a file for each."),
+    ("/etc/xdp-imds/libvirt", "Parts of the records of libvirt's domains."),
+    ("/var/lib/xdp-imds", "What outlives the agent: registrations, token keys, what guests wrote."),
+    ("/run/xdp-imds", "The sockets of the agent."),
+    (
+        "/usr/share/doc/xdp-imds",
+        "The pages of the book: how to operate it, and every field of records and configuration.",
+    ),
+];
+
 /// Writes below `dir` a manual page of the command and of each verb that its help lists (`man1`), and one file of
 /// completions for each shell (`bash`, `zsh`, `fish`). The content depends on nothing but the command.
 ///
@@ -193,15 +206,21 @@ fn more(command: &Command) -> Roff {
         }
         roff.control("fi", []);
     }
-    if command.get_name() != "xdp-imds" {
-        roff.control("SH", ["SEE ALSO"]).text([bold("xdp-imds"), roman("(1)")]);
+    if command.get_name() == "xdp-imds" {
+        roff.control("SH", ["FILES"]);
+        for (file, holds) in FILES {
+            roff.control("TP", []).text([bold(file)]).text([roman(holds)]);
+        }
+    } else {
+        let pages = format!("(1), and the pages in {}", FILES[FILES.len() - 1].0);
+        roff.control("SH", ["SEE ALSO"]).text([bold("xdp-imds"), roman(pages)]);
     }
     roff
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{drop_placeholders, synopsis, visible};
+    use super::{drop_placeholders, more, synopsis, visible};
     use clap::{Arg, ArgAction, Command};
 
     fn command() -> Command {
@@ -221,6 +240,17 @@ mod tests {
         let check = shown.find_subcommand("check").expect("a verb");
         assert_eq!(synopsis(check), "x check [--config FILE] [--paths] [-H FIELD]… DIR");
         assert_eq!(shown.get_subcommands().map(Command::get_name).collect::<Vec<_>>(), ["check"]);
+    }
+
+    #[test]
+    fn the_page_of_the_command_lists_its_files_and_the_others_lead_to_the_book() {
+        let page = |name: &'static str| more(&Command::new(name)).to_roff();
+        let (own, verb) = (page("xdp-imds"), page("check"));
+        for file in ["/etc/xdp\\-imds/config.yaml", "/usr/share/doc/xdp\\-imds"] {
+            assert!(own.contains(file), "{own}");
+        }
+        assert!(own.contains("FILES") && !own.contains("SEE ALSO"), "{own}");
+        assert!(verb.contains("SEE ALSO") && verb.contains("/usr/share/doc/xdp\\-imds"), "{verb}");
     }
 
     #[test]

@@ -50,10 +50,12 @@ use metadata_common::port::PortName;
 use metadata_common::wire::ethernet;
 use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::FrameSource;
+use metadata_links::devices::DeviceEvent;
 use metadata_links::error::LinkError;
 use metadata_links::ioctl::{self, Preamble};
 use metadata_links::netlink;
 use metadata_links::netns::{self, Netns};
+use rtnetlink::packet_route::link::{LinkFlags, LinkMessage};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -274,6 +276,40 @@ impl Hubs {
     #[must_use]
     pub fn all(&self) -> &[Hub] {
         &self.hubs
+    }
+
+    /// True if the device is one of a hub.
+    pub(crate) fn has(&self, device: &DeviceEvent) -> bool {
+        let mut devices = self.devices.devices.iter().flat_map(HubDevices::each);
+        devices.any(|own| own.ifindex == device.ifindex && own.name == device.name)
+    }
+
+    /// Sets the hubs' devices up again. A device that was deleted is no matter of this: the agent ends then.
+    pub(crate) fn check_devices(&self, mut note: impl FnMut(AttachmentFault, &str, Result<(), SteerError>)) {
+        let look = |device: &HubDevice| -> Result<bool, LinkError> {
+            Ok(is_as_made(&netlink::link_of(&device.name, device.ifindex)?))
+        };
+        let examine = |device: &HubDevice| match look(device) {
+            Ok(true) => None,
+            Ok(false) => {
+                let repaired = netlink::quiet_and_up(&device.name, device.ifindex, HUB_MTU);
+                Some((AttachmentFault::Down, device.name.clone(), repaired.map_err(SteerError::from)))
+            }
+            Err(LinkError::Device { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => None,
+            Err(error) => Some((AttachmentFault::Unknown, device.name.clone(), Err(error.into()))),
+        };
+        let examined = self.devices.home.run(|| {
+            let all = self.devices.devices.iter().flat_map(HubDevices::each);
+            Ok::<Vec<_>, LinkError>(all.filter_map(examine).collect())
+        });
+        match examined {
+            Ok(found) => {
+                for (fault, device, repaired) in found {
+                    note(fault, &device, repaired);
+                }
+            }
+            Err(error) => note(AttachmentFault::Unknown, "the hub", Err(error.into())),
+        }
     }
 
     /// The side of the hubs: 0 or 1.
@@ -578,6 +614,11 @@ impl Ring {
             .ok()
     }
 }
+/// True for the message about a device of a hub that is up, with the MTU that it was given.
+pub(super) fn is_as_made(device: &LinkMessage) -> bool {
+    device.header.flags.contains(LinkFlags::Up) && netlink::mtu_of(device) == HUB_MTU
+}
+
 /// The names of a hub's devices: outer end, inner end, tap, tap for long frames. The first hub has descriptive
 /// suffixes; the others put a number in the same four bytes.
 pub(super) fn names(prefix: &str, number: u32) -> [String; 4] {

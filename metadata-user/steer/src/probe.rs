@@ -328,6 +328,23 @@ pub fn hub_devices(prefix: &str, hubs: u32) -> Result<Vec<(String, String)>, Pro
     Ok(found)
 }
 
+/// The devices of hubs, as [`hub_devices`] has them, that are down or have another MTU than the agent gave them.
+///
+/// # Errors
+/// If the kernel refuses to list devices.
+pub fn hub_devices_down(prefix: &str, hubs: u32) -> Result<Vec<String>, ProbeError> {
+    let mut down = Vec::new();
+    for (name, kind) in hub_devices(prefix, hubs)? {
+        let is_ours = kind == netlink::VETH || kind == netlink::TUN;
+        if let Some(ifindex) = netns::index_of(&name)?.filter(|_| is_ours)
+            && !hubs::is_as_made(&netlink::link_of(&name, ifindex)?)
+        {
+            down.push(name);
+        }
+    }
+    Ok(down)
+}
+
 /// Steered frames that found the rings of the hubs' veths full, since the veths were made.
 ///
 /// # Errors

@@ -446,6 +446,14 @@ impl Steering {
         self.attachments.check_soon();
     }
 
+    /// Notes that a device has changed. If it is one of a hub, the next call of [`Steering::check`] looks at them all, and
+    /// not at once: whoever set it down may do so again and again.
+    pub fn note_device(&mut self, device: &DeviceEvent) {
+        if self.hubs.has(device) {
+            self.attachments.note_hub_change();
+        }
+    }
+
     /// Checks everything at once, and pins again what a forced release unpinned. For a takeover: the next agent needs
     /// every pin, and a forced release was followed by another start, not by the end of the agent.
     pub fn check_all(&mut self, now: Instant) {

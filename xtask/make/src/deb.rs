@@ -21,16 +21,19 @@ const TOOLS: &[(&str, &str)] =
     &[("dpkg-deb", "dpkg"), ("strip", "binutils"), ("systemd-analyze", "systemd"), ("unshare", "util-linux")];
 
 /// The files of the package, with their modes.
-const FILES: [(&str, &str); 25] = [
+const FILES: [(&str, &str); 28] = [
     ("./etc/libvirt/hooks/qemu.d/xdp-imds", "-rwxr-xr-x"),
     ("./etc/xdp-imds/config.yaml", "-rw-r--r--"),
     ("./etc/xdp-imds/libvirt/README", "-rw-r--r--"),
     ("./etc/xdp-imds/records.d/README", "-rw-r--r--"),
     ("./usr/bin/xdp-imds", "-rwxr-xr-x"),
+    ("./usr/lib/NetworkManager/conf.d/90-xdp-imds.conf", "-rw-r--r--"),
+    ("./usr/lib/systemd/network/10-xdp-imds.network", "-rw-r--r--"),
     ("./usr/lib/systemd/system/xdp-imds.service", "-rw-r--r--"),
     ("./usr/share/bash-completion/completions/xdp-imds", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/NEWS.md", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/README.md", "-rw-r--r--"),
+    ("./usr/share/doc/xdp-imds/SECURITY.md", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/changelog.Debian.gz", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/copyright", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/examples/domain.xml", "-rw-r--r--"),

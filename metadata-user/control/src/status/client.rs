@@ -41,7 +41,10 @@ pub enum ClientError {
         source: io::Error,
     },
     /// The agent accepted the request but sent no valid response.
-    #[error("the agent does not answer: {0}; its log may say why, and a probe of /healthz would restart it")]
+    #[error(
+        "the agent does not answer: {}; its log may say why. The watchdog of systemd's unit and a probe of /healthz restart an \
+         agent that hangs", silence(.0)
+    )]
     Mute(io::Error),
     /// The agent sent another status than success.
     #[error("{}", refusal(*status, text))]
@@ -51,6 +54,14 @@ pub enum ClientError {
         /// The body as text.
         text: String,
     },
+}
+
+/// The end of a wait in words; other errors in those of the kernel.
+fn silence(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it accepts a request and is silent".into(),
+        _ => error.to_string(),
+    }
 }
 
 /// What an answer without success means, and what to do, for people who do not speak HTTP.
@@ -102,7 +113,15 @@ pub struct StatusResponse {
 /// # Errors
 /// [`ClientError`] without a successful response.
 pub fn get(run: &Path, path: &str) -> Result<Vec<u8>, ClientError> {
-    let question = StatusRequest { method: "GET", path, fields: &[], body: &[], timeout: TIMEOUT };
+    get_within(run, path, TIMEOUT)
+}
+
+/// As [`get`], for a caller that waits no longer than `timeout` for an agent that is silent.
+///
+/// # Errors
+/// [`ClientError`] without a successful response.
+pub fn get_within(run: &Path, path: &str, timeout: Duration) -> Result<Vec<u8>, ClientError> {
+    let question = StatusRequest { method: "GET", path, fields: &[], body: &[], timeout };
     let StatusResponse { status, body } = ask(run, &question)?;
     if status == 200 {
         return Ok(body);
@@ -280,6 +299,18 @@ mod tests {
                 assert!(!error.contains(&status.to_string()), "{status}: {error}");
             }
         }
+    }
+
+    #[test]
+    fn an_agent_that_hangs_is_told_in_words_once_the_patience_is_over() {
+        let run = tempfile::tempdir().expect("a directory");
+        // Nobody accepts; the kernel takes the connection and the request.
+        let _listener = UnixListener::bind(run.path().join(SOCKET)).expect("a socket");
+        let error = super::get_within(run.path(), "/v1/status", std::time::Duration::from_millis(10))
+            .expect_err("no answer");
+        let text = error.to_string();
+        assert!(matches!(error, ClientError::Mute(_)) && text.contains("is silent"), "{text}");
+        assert!(text.contains("watchdog") && !text.contains("os error"), "{text}");
     }
 
     #[test]

@@ -288,6 +288,7 @@ mod tests {
                 unlisted: 2,
             },
             instances: vec![Instances { source: "file".into(), state: InstanceState::Served, count: 9 }],
+            datasources: [("nocloud".into(), 9)].into(),
             identities: 9,
             conflicts: vec![],
             refused: vec![RefusedRecord { record: "web.yaml".into(), reason: "no vm".into() }],

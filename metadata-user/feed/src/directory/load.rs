@@ -11,8 +11,9 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use super::io as io_error;
-use crate::FeedError;
 use crate::record_part::{self, TOO_OPEN};
+use crate::{FeedError, RejectedVm};
+use metadata_content::parser;
 use metadata_content::record::values::is_uuid;
 use metadata_content::record::vm::FileSource;
 use metadata_content::record::{CREDENTIAL_BYTES, Credential, Record, RecordLimits, Warning};
@@ -40,10 +41,15 @@ pub struct LoadedFile {
     pub(super) refusal: Option<String>,
     /// False if there is only such a refusal.
     pub(super) exists: bool,
+    /// The VM of a record that cannot be used, if the file or the refusal tells it.
+    pub(super) vm: Option<RejectedVm>,
 }
 
 /// The ending of a file that says why the program that writes records refused a version of one.
 pub const REFUSAL: &str = "refused";
+
+/// How such a file begins: the VM's name follows, and `: `.
+pub const REFUSED_VM: &str = "domain ";
 
 /// Most bytes of such a file that are read.
 pub const REFUSAL_BYTES: usize = 2 << 10;
@@ -64,6 +70,13 @@ fn refusal(dir: &Path, name: &str) -> Option<String> {
         }),
         Err(error) => Some(format!("{}: cannot read why the record was refused: {error}", path.display())),
     }
+}
+
+/// The VM that a refusal is about.
+fn refused_vm(name: &str, reason: &str) -> Option<RejectedVm> {
+    let (vm, _) = reason.strip_prefix(REFUSED_VM)?.split_once(": ")?;
+    let (uuid, _) = name.rsplit_once('.')?;
+    Some(RejectedVm { name: vm.into(), uuid: uuid.into(), owner: None })
 }
 
 /// What a feed reads of a directory.
@@ -95,6 +108,7 @@ impl DirectoryContent {
         let Some(reason) = reason else { return loaded };
         let mut hash = Sha256::new_with_prefix(&reason);
         let exists = loaded.is_some();
+        let vm = refused_vm(name, &reason);
         let loaded = loaded.unwrap_or_else(|| LoadedFile {
             record: Err(FeedError::Vm { reason: reason.clone() }),
             open_mode: None,
@@ -103,12 +117,13 @@ impl DirectoryContent {
             digest: Some(RecordDigest::default()),
             refusal: None,
             exists,
+            vm: None,
         });
         let digest = loaded.digest.map(|digest| {
             hash.update(digest);
             hash.finalize().into()
         });
-        Some(LoadedFile { digest, refusal: Some(reason), exists, ..loaded })
+        Some(LoadedFile { digest, refusal: Some(reason), exists, vm: vm.or(loaded.vm.clone()), ..loaded })
     }
 }
 
@@ -172,6 +187,7 @@ pub fn load(dir: &Path, name: &str, limits: &RecordLimits) -> Option<LoadedFile>
         below: BTreeSet::new(),
         hash: Sha256::new(),
         whole: true,
+        vm: None,
     };
     let record = match loaded.read(&path, limits.record_bytes) {
         // If the directory has gone, its records' state is unknown.
@@ -183,8 +199,8 @@ pub fn load(dir: &Path, name: &str, limits: &RecordLimits) -> Option<LoadedFile>
         Ok(bytes) => loaded.parse(&path, bytes, limits),
     };
     let digest = loaded.whole.then(|| loaded.hash.clone().finalize().into());
-    let Loading { open_mode, sources, below, .. } = loaded;
-    Some(LoadedFile { record, open_mode, sources, below, digest, refusal: None, exists: true })
+    let Loading { open_mode, sources, below, vm, .. } = loaded;
+    Some(LoadedFile { record, open_mode, sources, below, digest, refusal: None, exists: true, vm })
 }
 
 struct Loading<'a> {
@@ -194,6 +210,7 @@ struct Loading<'a> {
     below: BTreeSet<PathBuf>,
     hash: Sha256,
     whole: bool,
+    vm: Option<RejectedVm>,
 }
 
 impl Loading<'_> {
@@ -235,7 +252,16 @@ impl Loading<'_> {
             remedy: "save it as UTF-8; put binary user-data into `base64` or a file named by `source`",
         })?;
         let name = path.to_string_lossy();
-        let (mut record, mut warnings) = Record::parse_within(limits, &name, &text)?;
+        let parsed = Record::parse_within(limits, &name, &text);
+        // YAML is a superset of JSON.
+        let document = || parser::yaml::<serde_json::Value>(&text).ok();
+        self.vm = match &parsed {
+            Ok((Record { vm, .. }, _)) => {
+                Some(RejectedVm { name: vm.name.to_string(), uuid: vm.uuid.as_str().into(), owner: None })
+            }
+            Err(_) => document().and_then(|document| RejectedVm::described(&document)),
+        };
+        let (mut record, mut warnings) = parsed?;
         let cap = usize::try_from(record.serve.limits.user_data).unwrap_or(usize::MAX);
         for (field, payload) in record.payloads_mut() {
             let Some(payload) = payload else { continue };

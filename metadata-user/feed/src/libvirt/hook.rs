@@ -22,8 +22,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
 use super::domain::{Composition, LibvirtDomain, SkippedInterface, TapNames, shown};
-use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, NAMESPACE, XML_BYTES, domain, io_error};
-use crate::directory::{REFUSAL, REFUSAL_BYTES};
+use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, NAMESPACE, XML_BYTES, domain, io_error, remedy};
+use crate::directory::{REFUSAL, REFUSAL_BYTES, REFUSED_VM};
 use crate::record_part;
 use crate::state::private_file;
 
@@ -110,11 +110,24 @@ pub fn run(arguments: &HookArgs) {
     let done = catch_unwind(AssertUnwindSafe(|| work(arguments, &mut io::stdin().lock(), &log)));
     match done {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => log.say(Severity::Error, &format!("its metadata was not updated: {error}")),
+        Ok(Err(error)) => {
+            let advice = advice(&error, &arguments.guest.to_string_lossy());
+            log.say(Severity::Error, &format!("its metadata was not updated: {error}{advice}"));
+        }
         Err(_) => log.say(
             Severity::Error,
             "its metadata was not updated: the hook failed; please report this fault of xdp-imds",
         ),
+    }
+}
+
+/// What to do about an error in the metadata of a domain. Its name is repeated only if a shell takes it as it is.
+fn advice(error: &LibvirtError, name: &str) -> String {
+    let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+        && name.starts_with(|first: char| first.is_ascii_alphanumeric());
+    match error {
+        LibvirtError::Io { .. } | LibvirtError::Xml { .. } => String::new(),
+        _ => format!("; {}", remedy(if is_plain { name } else { "UUID" })),
     }
 }
 
@@ -133,8 +146,8 @@ fn work(arguments: &HookArgs, input: &mut impl Read, log: &Log) -> Result<(), Li
     let room = arguments.run.join(DIRECTORY);
     match action {
         Action::Write(taps) => {
-            let written =
-                LibvirtDomain::parse(&bytes, taps).and_then(|domain| write(&domain, &room, arguments, log));
+            let written = LibvirtDomain::parse(&bytes, taps)
+                .and_then(|domain| write(&domain, taps, &room, arguments, log));
             // XML whose domain cannot be told leaves its reason in the log alone.
             if let (Err(error), Ok((name, uuid))) = (&written, domain::named(&bytes)) {
                 refuse(&room, &name, &uuid, error, log);
@@ -161,10 +174,8 @@ fn path(room: &Path, uuid: &str) -> PathBuf {
 /// Leaves the reason of a refusal beside the record. The agent publishes it as a problem of the domain.
 fn refuse(room: &Path, name: &str, uuid: &str, error: &LibvirtError, log: &Log) {
     // The UUID needs no quotes in a shell, whatever the name.
-    let remedy = format!(
-        "; then run `virsh dumpxml {uuid} | /etc/libvirt/hooks/qemu.d/xdp-imds {uuid} reconnect begin -`\n"
-    );
-    let mut text = format!("domain {}: {error}", shown(name));
+    let remedy = format!("; {}\n", remedy(uuid));
+    let mut text = format!("{REFUSED_VM}{}: {error}", shown(name));
     text.truncate(text.floor_char_boundary(REFUSAL_BYTES - remedy.len()));
     text.push_str(&remedy);
     if let Err(error) = put(room, &path(room, uuid).with_extension(REFUSAL), &text) {
@@ -180,16 +191,28 @@ fn accept(path: &Path) -> Result<(), LibvirtError> {
 }
 
 /// Writes the record of a domain, or removes one that its metadata no longer asks for.
-fn write(domain: &LibvirtDomain, room: &Path, arguments: &HookArgs, log: &Log) -> Result<(), LibvirtError> {
+fn write(
+    domain: &LibvirtDomain,
+    taps: TapNames,
+    room: &Path,
+    arguments: &HookArgs,
+    log: &Log,
+) -> Result<(), LibvirtError> {
     let path = path(room, &domain.uuid);
     let Some(composition) = Composition::read(domain, &arguments.files, arguments.every_domain)? else {
         accept(&path)?;
         if !remove(&path, log)? {
             let file = arguments.files.join(format!("{}.yaml", domain.uuid));
-            log.print(&format!(
+            let text = format!(
                 "has no record, because its <metadata> has no <instance> of {NAMESPACE} and there is no {}",
                 file.display()
-            ));
+            );
+            // The host's log says it at each start: else nobody could tell such a domain from one whose libvirt does not
+            // run the hook.
+            match taps {
+                TapNames::ToBeMade => log.say(Severity::Info, &text),
+                TapNames::Made => log.print(&text),
+            }
         }
         return Ok(());
     };
@@ -231,7 +254,10 @@ fn write(domain: &LibvirtDomain, room: &Path, arguments: &HookArgs, log: &Log) -
         skipped.map(|SkippedInterface { interface, reason }| format!("{interface} is not served: {reason}"));
     let warnings = warnings.iter().map(Warning::to_string).chain(skipped).chain(exposed);
     let is = if is_new { "has a record" } else { "has an unchanged record" };
-    tell(is_new, &described(is, &record), warnings, log);
+    let described = described(is, &record);
+    // For whoever has just changed its metadata by `virsh edit`, and wonders.
+    let hint = if is_new { String::new() } else { format!("; {}", remedy(&domain.uuid)) };
+    tell(is_new, &format!("{described}{hint}"), warnings, log);
     Ok(())
 }
 
@@ -517,6 +543,8 @@ mod tests {
                         reason.starts_with("domain web: ") && reason.contains(said),
                         "{children} {text:?}: {reason}"
                     );
+                    let edit = format!("`virsh metadata {UUID} {NAMESPACE} --key imds --live --edit`");
+                    assert!(reason.contains(&edit) && !reason.contains("by `virsh edit`"), "{reason}");
                     assert!(reason.contains(&format!("virsh dumpxml {UUID} | ")), "{reason}");
                     let mode = fs::metadata(room.record().with_extension(REFUSAL)).expect("there").mode();
                     assert_eq!(mode & 0o7777, 0o600);
@@ -636,6 +664,41 @@ mod tests {
         ];
         for (line, expected) in cases {
             assert_eq!(is_asked(line.split(' ').map(OsString::from)), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_log_names_each_start_of_a_domain_without_metadata() {
+        let room = Room::new();
+        let syslog = UnixDatagram::bind(room.0.path().join("log")).expect("a socket");
+        syslog.set_nonblocking(true).expect("set");
+        let bare = format!("<domain><name>web</name><uuid>{UUID}</uuid></domain>");
+        for (words, is_logged) in
+            [("prepare begin -", true), ("start begin -", false), ("reconnect begin -", false)]
+        {
+            assert_eq!(room.feed(words, &bare).expect("hooked"), None);
+            let mut bytes = [0; 2_048];
+            let line = syslog.recv(&mut bytes).map(|len| String::from_utf8_lossy(&bytes[..len]).into_owned());
+            assert_eq!(line.is_ok_and(|line| line.contains("has no record, because")), is_logged, "{words}");
+        }
+    }
+
+    #[test]
+    fn the_log_says_how_to_change_a_running_domain_by_its_name_if_a_shell_takes_it() {
+        let refused = LibvirtError::Instance { line: 1, expected: "a".into(), found: "b".into() };
+        let xml = LibvirtError::Xml { expected: "a".into(), found: "b".into() };
+        for (error, name, said) in [
+            (
+                &refused,
+                "web-1",
+                "`virsh metadata web-1 https://xdp-imds.dev/libvirt/1 --key imds --live --edit`",
+            ),
+            (&refused, "a b; reboot", "`virsh metadata UUID https"),
+            (&refused, "-x", "virsh dumpxml UUID | "),
+            (&xml, "web-1", ""),
+        ] {
+            let advice = advice(error, name);
+            assert!(advice.contains(said) && advice.is_empty() == said.is_empty(), "{name}: {advice}");
         }
     }
 

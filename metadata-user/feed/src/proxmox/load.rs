@@ -18,8 +18,8 @@ use super::drive::Dns;
 use super::{
     PATIENCE, ProxmoxOptions, ProxmoxProblem, ProxmoxTranslation, TranslationInput, VmConfig, translate,
 };
-use crate::FeedError;
 use crate::record_part::{DEFAULTS, PartError, part, read};
+use crate::{FeedError, RejectedVm, VM_TEXT_BYTES};
 
 /// Largest number of a VM in Proxmox VE (`pve-vmid` in pve-common's JSONSchema.pm).
 pub(super) const VMID_MOST: u32 = 999_999_999;
@@ -133,7 +133,7 @@ fn print(path: &Path) -> FileStamp {
 
 /// Reads the files of a VM and makes its record.
 pub(super) fn load(vmid: u32, options: &ProxmoxOptions, limits: &RecordLimits) -> VmFiles {
-    let mut loading = Loading { seen: Vec::new(), hash: Sha256::new() };
+    let mut loading = Loading { seen: Vec::new(), hash: Sha256::new(), name: None };
     let own = options.directory.join(format!("{vmid}.conf"));
     let elsewhere = if own.exists() { Ok(None) } else { elsewhere(&options.directory, vmid) };
     let (path, outcome) = match elsewhere {
@@ -156,7 +156,9 @@ pub(super) fn load(vmid: u32, options: &ProxmoxOptions, limits: &RecordLimits) -
         Err(Fault::Problem(problem)) => {
             let reason = format!("{}: {problem}", path.display());
             loading.hash.update(&reason);
-            LoadOutcome::Refused(FeedError::Vm { reason })
+            let name = loading.name.filter(|name| name.len() <= VM_TEXT_BYTES);
+            let vm = name.map(|name| RejectedVm { name, ..RejectedVm::default() });
+            LoadOutcome::Refused(FeedError::Vm { reason }.of(vm))
         }
     };
     VmFiles { outcome, seen: loading.seen.into(), digest: loading.hash.finalize().into() }
@@ -177,6 +179,8 @@ impl From<ProxmoxProblem> for Fault {
 struct Loading {
     seen: Vec<(PathBuf, FileStamp)>,
     hash: Sha256,
+    /// The VM's name, once its configuration is read.
+    name: Option<String>,
 }
 
 impl Loading {
@@ -192,6 +196,7 @@ impl Loading {
         if config.is_template() {
             return Ok(LoadOutcome::Template);
         }
+        self.name = config.get("name").map(str::to_owned);
         let cluster = self.cluster(path, options)?;
         let host = self.read(&options.resolv_conf, FILE_BYTES)?.unwrap_or_default();
         let mut given = TranslationInput {

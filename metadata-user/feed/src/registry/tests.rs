@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Change, Limits, RecordId, RecordSource, RecordStanding, Registry};
-use crate::{FeedError, FeedEvent};
+use crate::{FeedError, FeedEvent, RejectedVm, VM_TEXT_BYTES};
 use metadata_content::record::{Owner, Record};
 
 const A: &str = "7c0f1a52-3b5e-4d1a-9d2c-00000000000a";
@@ -252,4 +252,38 @@ fn refused_records_of_one_namespace_leave_names_for_those_of_another() {
         registry.apply(RecordSource::Kubevirt, FeedEvent::Remove { key: format!("hostile/vm-{n}") });
     }
     assert_eq!(registry.refused_share(RecordSource::Kubevirt).map(|share| share.used()), Some(1));
+}
+
+#[test]
+fn a_record_that_was_never_good_has_the_vm_that_its_source_names() {
+    let mut registry = Registry::default();
+    let id = RecordId::new(RecordSource::Hook, "a");
+    let vm = |name: &str| RejectedVm { name: name.into(), uuid: "7C0F".into(), owner: None };
+    let refuse = |registry: &mut Registry, vm: Option<RejectedVm>| {
+        let error = FeedError::Vm { reason: "no".into() }.of(vm);
+        registry.apply(RecordSource::Hook, FeedEvent::Rejected { key: "a".into(), error });
+    };
+    refuse(&mut registry, Some(vm("web")));
+    assert_eq!((registry.rejected_vm(&id), registry.refusal(&id)), (Some(&vm("web")), Some("no")));
+    let found = registry.rejected_vm(&id).expect("a VM");
+    for (name, is_its) in [("web", true), ("7c0f", true), ("", false), ("we", false)] {
+        assert_eq!(found.is_called(name), is_its, "{name}");
+    }
+    refuse(&mut registry, Some(vm("db")));
+    assert_eq!(registry.rejected_vm(&id), Some(&vm("db")), "it was renamed");
+    refuse(&mut registry, None);
+    assert_eq!(registry.rejected_vm(&id), None, "its source does not tell");
+    refuse(&mut registry, Some(vm("web")));
+    registry.apply(RecordSource::Hook, upsert("a", A, 1));
+    assert_eq!(registry.rejected_vm(&id), None, "a good version says itself whose it is");
+    refuse(&mut registry, Some(vm("db")));
+    assert_eq!(registry.rejected_vm(&id), None, "the good version stays");
+    for (text, expected) in [
+        (serde_json::json!({"vm": {"name": "web", "uuid": "7C0F"}, "schema": 9}), Some(vm("web"))),
+        (serde_json::json!({"vm": {"name": "w".repeat(VM_TEXT_BYTES + 1)}}), None),
+        (serde_json::json!({"vm": {"uuid": "7C0F"}}), None),
+        (serde_json::json!(["vm"]), None),
+    ] {
+        assert_eq!(RejectedVm::described(&text), expected, "{text}");
+    }
 }

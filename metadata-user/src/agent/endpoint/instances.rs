@@ -268,10 +268,10 @@ impl ChangeRequest {
             Some(_) => RegistrationOutcome::ReplacedAnother,
         };
         let changes = change != RegistrationOutcome::Unchanged;
-        if changes {
-            let (store, id) = (registrar.store.clone(), id.clone());
-            blocking(move || store.put(&id, json)).await?.map_err(|error| not_kept(&error))?;
-        }
+        let (store, about) = (registrar.store.clone(), id.clone());
+        // Somebody may have removed the file of an unchanged record. Its client was promised that it outlives the agent.
+        let put = move || if changes || !store.has(&about) { store.put(&about, json) } else { Ok(()) };
+        blocking(put).await?.map_err(|error| not_kept(&error))?;
         let (about, vm) = (id.clone(), record.owner());
         let ask = |reply| ControlRequest::Instances(InstanceRequest::Put { id: about, tagged, reply });
         let instance = agent.ask_patiently(ask).await?;

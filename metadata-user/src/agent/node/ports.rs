@@ -161,6 +161,9 @@ impl NodePorts {
 
     fn on_device_changed(&mut self, netns: Option<&str>, device: &DeviceEvent, plan: &Plan) {
         self.steering.attachments_mut().mark_deleted(device);
+        if netns.is_none() {
+            self.steering.note_device(device);
+        }
         if let Err(error) = self.steering.update_mtu(device) {
             warn!("{error}");
         }

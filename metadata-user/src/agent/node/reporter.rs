@@ -134,6 +134,7 @@ impl Reporter {
             workers: self.workers(view, health),
             ports: view.ports_report(about),
             instances: view.instances_by_state(),
+            datasources: view.datasources(),
             identities: view.ports.identity_count() as u64,
             conflicts: view.conflicts(),
             refused: view.refused(),

@@ -57,6 +57,15 @@ impl<'a> NodeView<'a> {
         self.catalogue.room().shares().into_iter().chain(self.ports.shares()).chain(refused).collect()
     }
 
+    /// Number of good records by `serve.smbios`.
+    pub(super) fn datasources(self) -> BTreeMap<String, u64> {
+        let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+        for (_, record) in self.catalogue.registry().records() {
+            *counts.entry(record.serve.smbios.as_str().to_owned()).or_default() += 1;
+        }
+        counts
+    }
+
     fn failed_to_close(self) -> impl Iterator<Item = (&'a PortName, &'a str)> {
         self.ports.failed_to_close(self.catalogue.plan())
     }

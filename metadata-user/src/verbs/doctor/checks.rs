@@ -14,6 +14,7 @@ mod tests;
 use super::{Check, DoctorRequest, Facts};
 use crate::verbs::options::DEFAULT_FILE;
 pub(super) use privilege::user;
+pub(super) use room::hidden;
 
 /// Checks that the configuration can be used.
 pub(super) fn configuration(question: &DoctorRequest) -> Check {

@@ -233,6 +233,14 @@ pub struct NodeFacts {
     /// The ID of the process that listens on a socket in the run directory; 0 if the kernel does not report the ID.
     /// `None` if no process listens.
     pub agent: Option<u32>,
+    /// The devices of hubs that are down, or have another MTU than the agent gave them.
+    pub hub_down: Vec<String>,
+    /// Why the running agent gave no status, and whether it is silent; `None` if it gave one, or if none runs.
+    pub silence: Option<AgentSilence>,
+    /// Number of good records of all sources by `serve.smbios`, from the running agent.
+    pub datasources: Option<BTreeMap<String, u64>>,
+    /// The daemon of libvirt that has run since before its hook was installed, and so does not run it.
+    pub libvirt: Option<String>,
     /// What the running agent attached and pinned, compared with what the kernel has; `None` without an agent that says
     /// it.
     pub attachments: Option<AttachmentStatus>,
@@ -250,6 +258,15 @@ pub struct NodeFacts {
     pub addresses: Result<Vec<AddressUse>, ProbeError>,
     /// The sysctl `net.bridge.bridge-nf-call-iptables`; `None` if it cannot be read.
     pub bridge_filter: Option<String>,
+}
+
+/// An agent that listens and gives no status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentSilence {
+    /// It took the request and sent nothing, as one that hangs.
+    pub hangs: bool,
+    /// The error.
+    pub reason: String,
 }
 
 /// A port and its device.

@@ -1,6 +1,7 @@
 //! Collects the facts about the node, the configuration and this process.
 
 mod identity;
+mod libvirt;
 mod ports;
 mod process;
 mod room;
@@ -10,6 +11,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 
 use super::facts::{ConfigFacts, Facts, Kernel, NodeFacts, ProcessFacts};
 use crate::config::Config;
+use metadata_common::port::PortName;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_feed::state::token_file;
 use metadata_steer::{ClosedTaps, SteerConfig, hub_queues, probe};
@@ -18,14 +20,16 @@ pub(super) use process::process;
 /// Collects all facts for a configuration.
 /// `process` was collected first, because the rehearsal raises the soft limit on open files.
 pub(super) fn facts(config: &Config, process: ProcessFacts) -> Facts {
-    let (records, ports) = ports::named(config);
+    let (records, mut ports) = ports::named(config);
+    let (node, served) = node(config);
+    ports.extend(served);
     Facts {
         wanted: wanted(config),
         process,
         pins: config.pins.as_deref().map(room::pins),
         directories: room::directories(config),
         records,
-        node: node(config),
+        node,
         ports: ports::look(ports),
         sources: config.sources().iter().flat_map(|source| source.preflight()).collect(),
         exposed: room::exposed(config),
@@ -69,11 +73,21 @@ fn kernel(config: &Config) -> Kernel {
     }
 }
 
-fn node(config: &Config) -> NodeFacts {
+/// The facts about the node, and the ports of the running agent's records, whatever their source.
+fn node(config: &Config) -> (NodeFacts, Vec<PortName>) {
     let (agent, stale_socket) = room::agent(&config.run);
-    let status = agent.and_then(|_| room::status(&config.run));
+    let (status, silence) = match agent.map(|_| room::status(&config.run)) {
+        Some(Ok(status)) => (Some(status), None),
+        Some(Err(silence)) => (None, Some(silence)),
+        None => (None, None),
+    };
+    let served = status.as_ref().map(ports::served).unwrap_or_default();
     let filter = std::fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
-    NodeFacts {
+    let facts = NodeFacts {
+        hub_down: probe::hub_devices_down(&config.hub, config.workers).unwrap_or_default(),
+        silence,
+        datasources: status.as_ref().map(|status| status.datasources.clone()),
+        libvirt: libvirt::too_old(),
         attachments: status.as_ref().map(|status| status.attachments.clone()),
         // No file's name has a slash.
         refused: status
@@ -91,5 +105,6 @@ fn node(config: &Config) -> NodeFacts {
         stale_socket,
         addresses: probe::address_uses(&config.addresses),
         bridge_filter: filter.ok().map(|text| text.trim().to_owned()),
-    }
+    };
+    (facts, served)
 }

@@ -39,14 +39,23 @@ pub enum AttachmentFault {
     Hidden,
     /// `xdp-imds release --force` removed the pins.
     Released,
+    /// Somebody set a device of a hub down, or changed its MTU, as network managers do with devices that they find.
+    Down,
     /// The kernel refuses to show a link or a pin.
     Unknown,
 }
 
 impl AttachmentFault {
     /// Every kind.
-    pub const ALL: [Self; 6] =
-        [Self::Detached, Self::Replaced, Self::Unpinned, Self::Hidden, Self::Released, Self::Unknown];
+    pub const ALL: [Self; 7] = [
+        Self::Detached,
+        Self::Replaced,
+        Self::Unpinned,
+        Self::Hidden,
+        Self::Released,
+        Self::Down,
+        Self::Unknown,
+    ];
 
     /// Its name in metrics.
     #[must_use]
@@ -57,6 +66,7 @@ impl AttachmentFault {
             Self::Unpinned => "unpinned",
             Self::Hidden => "hidden",
             Self::Released => "released",
+            Self::Down => "down",
             Self::Unknown => "unknown",
         }
     }
@@ -102,6 +112,8 @@ pub(super) struct Checks {
     restores: bool,
     /// The present round began with `restores`.
     is_restoring: bool,
+    /// A device of a hub has changed since the last call.
+    is_hub_changed: bool,
     /// Programs that were to be taken off and may still be attached, [`MAX_REMAINS`] at most.
     remains: Vec<HeldLink>,
 }
@@ -188,11 +200,16 @@ impl FaultTally {
                     RELEASE_GRACE.as_secs() / 60
                 );
             }
-            AttachmentFault::Unknown => "links or pins cannot be examined",
+            AttachmentFault::Down => "devices of the hub were set down, or got another MTU, by somebody else",
+            AttachmentFault::Unknown => "links, pins or devices cannot be examined",
         };
         let first = format!("{count} {what}, the first at {example}");
         match (unrepaired, fault) {
             (0, AttachmentFault::Unpinned) => format!("{first}; they are pinned again"),
+            (0, AttachmentFault::Down) => format!(
+                "{first}; they are up again. Guests got no answer meanwhile: tell the node's network manager to leave the \
+                 hub's devices alone"
+            ),
             (0, _) => format!("{first}; they are attached again"),
             (some, AttachmentFault::Unknown) => format!("{first}: {error} ({some} in all)"),
             (some, _) => format!("{first}; {some} of them could not be restored: {error}"),
@@ -227,6 +244,11 @@ impl Attachments {
         }
     }
 
+    /// Makes the next call of [`Attachments::check`] look at all devices of the hubs.
+    pub(crate) fn note_hub_change(&mut self) {
+        self.checks.is_hub_changed = true;
+    }
+
     /// Makes the next call of [`Attachments::check`] begin a round.
     pub(crate) fn check_soon(&mut self) {
         self.checks.begun = None;
@@ -236,6 +258,9 @@ impl Attachments {
     /// Checks the next [`CHECKED_AT_ONCE`] ports, and repairs what somebody else has changed. A round begins with the
     /// hubs. Does nothing between two rounds. Returns true while a round is not complete.
     pub(crate) fn check(&mut self, now: Instant, hubs: &mut Hubs) -> bool {
+        if std::mem::take(&mut self.checks.is_hub_changed) {
+            hubs.check_devices(|fault, place, repaired| self.checks.note(fault, place, repaired));
+        }
         if self.checks.last.is_none() {
             let since = self.checks.begun.map(|begun| now.saturating_duration_since(begun));
             if since.is_some_and(|since| since < CHECK_EVERY) {
@@ -267,6 +292,7 @@ impl Attachments {
         let pins = self.pins.as_ref().filter(|pins| !pins.are_released());
         let (private, checks) = (self.object.private_path("again"), &mut self.checks);
         hubs.check(pins, &private, |fault, place, repaired| checks.note(fault, place, repaired));
+        hubs.check_devices(|fault, place, repaired| self.checks.note(fault, place, repaired));
         let remains = std::mem::take(&mut self.checks.remains);
         let remains =
             remains.into_iter().filter_map(HeldLink::detach_and_unpin).filter(|held| !held.is_out_of_reach());
@@ -398,6 +424,7 @@ mod tests {
         checks.note(AttachmentFault::Detached, "tap1", refused());
         checks.note(AttachmentFault::Unpinned, "/pins/v1/links/port-1-2-3", Ok(()));
         checks.note(AttachmentFault::Hidden, "/pins", Ok(()));
+        checks.note(AttachmentFault::Down, "imds-in", Ok(()));
         let lines = checks.lines();
         let expected = [
             [
@@ -407,6 +434,7 @@ mod tests {
             ],
             ["1 pins were removed", "/pins/v1/links/port-1-2-3", "pinned again"],
             ["/pins leads to another directory", "mounted over it", "`umount`"],
+            ["1 devices of the hub were set down", "the first at imds-in", "up again. Guests got no answer"],
         ];
         assert_eq!(lines.len(), expected.len(), "{lines:?}");
         for (line, parts) in lines.iter().zip(expected) {

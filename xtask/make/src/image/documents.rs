@@ -11,16 +11,22 @@ use std::process::Command;
 use crate::book::plain;
 
 /// Documents outside the book, and their paths in the package's directory of documents.
-const DOCUMENTS: [(&str, &str); 3] =
-    [("README.md", "README.md"), ("CHANGELOG.md", "NEWS.md"), ("deploy/libvirt/README.md", "libvirt.md")];
+const DOCUMENTS: [(&str, &str); 4] = [
+    ("README.md", "README.md"),
+    ("SECURITY.md", "SECURITY.md"),
+    ("CHANGELOG.md", "NEWS.md"),
+    ("deploy/libvirt/README.md", "libvirt.md"),
+];
 /// Directories of the book whose pages are documents of the package.
 const CHAPTERS: [(&str, &str); 2] = [("docs/src/operate", "operate"), ("docs/src/reference", "reference")];
 /// Other files that the package has.
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 6] = [
     ("deploy/libvirt/domain.xml", "/usr/share/doc/xdp-imds/examples/domain.xml"),
     ("deploy/libvirt/xdp-imds", "/etc/libvirt/hooks/qemu.d/xdp-imds"),
     ("deploy/helm/xdp-imds/files/alerts.yaml", "/usr/share/xdp-imds/alerts.yaml"),
     ("deploy/helm/xdp-imds/files/xdp-imds.json", "/usr/share/xdp-imds/dashboard.json"),
+    ("deploy/network/NetworkManager.conf", "/usr/lib/NetworkManager/conf.d/90-xdp-imds.conf"),
+    ("deploy/network/systemd-networkd.network", "/usr/lib/systemd/network/10-xdp-imds.network"),
 ];
 /// Where everything else is.
 const REPOSITORY: &str = "https://github.com/xdp-imds/xdp-imds/";

@@ -175,6 +175,7 @@ async fn files_beside_the_configuration_change_its_record() {
     let refused = node.next().await;
     let FeedEvent::Rejected { error, .. } = refused else { panic!("{refused:?}") };
     assert!(error.to_string().contains("100.conf: `cicustom`, user: expected a directory"), "{error}");
+    assert!(error.vm().is_some_and(|vm| vm.is_called("a")), "{error:?}");
     node.synced().await;
 
     let storage = node.room.path().join("own");

@@ -74,11 +74,30 @@ impl<'a> NodeView<'a> {
             record.vm.name.as_str() == name
                 || record.vm.uuid.as_str().eq_ignore_ascii_case(name)
                 || record.owner_text() == name
-        }) || &*id.key == name
+        }) || self.is_rejected_vm(name, id)
+            || &*id.key == name
             || name.strip_prefix(id.source.name()).and_then(|rest| rest.strip_prefix('/')) == Some(&*id.key)
             || id.source == RecordSource::File
                 && name.starts_with('/')
                 && name.rsplit('/').next() == Some(&id.key)
+    }
+
+    /// True if the record has no good version, and people call its VM so. A name that its source does not tell is that of
+    /// the file, or of the VirtualMachineInstance.
+    fn is_rejected_vm(self, name: &str, id: &RecordId) -> bool {
+        let registry = self.catalogue.registry();
+        if registry.record(id).is_some() {
+            return false;
+        }
+        if let Some(vm) = registry.rejected_vm(id) {
+            return vm.is_called(name);
+        }
+        let own = match id.source {
+            RecordSource::File => id.key.rsplit_once('.').map(|(name, _)| name),
+            RecordSource::Kubevirt => id.key.rsplit_once('/').map(|(_, name)| name),
+            _ => None,
+        };
+        own == Some(name)
     }
 
     fn guest(self, who: &IdentityName, id: Option<&RecordId>) -> GuestReport {

@@ -4,6 +4,7 @@ use metadata_content::source::RecordSource;
 use metadata_control::instances::{Instance, InstancePort, InstanceVm, Name, PAGE, Page};
 use metadata_control::status::GuestState;
 use metadata_control::status::PortState;
+use metadata_feed::RejectedVm;
 use metadata_feed::registry::{RecordId, RecordStanding};
 use metadata_feed::source::{Services, ServingState};
 
@@ -18,6 +19,11 @@ impl NodeView<'_> {
         let registry = self.catalogue.registry();
         let standing = registry.standing(id)?;
         let record = registry.record(id);
+        let rejected = || {
+            let RejectedVm { name, uuid, .. } = registry.rejected_vm(id)?;
+            let owner = registry.rejected_vm(id)?.owner().to_owned();
+            Some(InstanceVm { name: name.clone(), uuid: uuid.clone(), owner })
+        };
         let ports = self.catalogue.plan().claims(id).map(|(who, has)| self.place(who, has));
         Some(Instance {
             name: id.key.as_ref().into(),
@@ -32,10 +38,12 @@ impl NodeView<'_> {
             refused: registry.refusal(id).map(str::to_owned),
             etag: self.catalogue.etag_of(id).map(|etag| etag.as_ref().into()),
             generation: record.map(|record| record.generation),
-            vm: record.map(|record| InstanceVm {
-                name: record.vm.name.to_string(),
-                uuid: record.vm.uuid.as_str().to_owned(),
-                owner: record.owner_text().to_owned(),
+            vm: record.map_or_else(rejected, |record| {
+                Some(InstanceVm {
+                    name: record.vm.name.to_string(),
+                    uuid: record.vm.uuid.as_str().to_owned(),
+                    owner: record.owner_text().to_owned(),
+                })
             }),
             ports: ports.collect(),
             change: None,

@@ -5,6 +5,7 @@ use metadata_common::port::PortName;
 use metadata_content::record::Record;
 use metadata_control::status::{GuestState, GuestStatus, GuestWay, LISTED_GUESTS};
 use metadata_control::top::{BootStage, VmPage, VmRow};
+use metadata_feed::RejectedVm;
 use metadata_feed::registry::{RecordId, RecordStanding};
 
 use super::guests::is_port;
@@ -16,6 +17,8 @@ use crate::agent::node::port_text;
 pub(super) struct UnservedNic<'a> {
     pub(super) id: Option<&'a RecordId>,
     record: Option<&'a Record>,
+    /// The VM of a record that is refused from the start.
+    rejected: Option<&'a RejectedVm>,
     pub(super) mac: Option<Mac>,
     port: Option<PortName>,
     /// Why, and what to do.
@@ -31,14 +34,24 @@ impl UnservedNic<'_> {
         self.mac.as_ref().map(Mac::to_string).unwrap_or_default()
     }
 
+    fn vm_name(&self) -> Option<String> {
+        let rejected = || self.rejected.map(|vm| vm.name.clone());
+        self.record.map(|record| record.vm.name.to_string()).or_else(rejected)
+    }
+
+    fn uuid(&self) -> Option<String> {
+        let rejected = || self.rejected.map(|vm| vm.uuid.clone()).filter(|uuid| !uuid.is_empty());
+        self.record.map(|record| record.vm.uuid.as_str().to_owned()).or_else(rejected)
+    }
+
     /// As `xdp-imds status` shows it.
     pub(super) fn guest(&self) -> GuestStatus {
         GuestStatus {
             port: self.port(),
             mac: self.mac(),
             record: self.id.map(RecordId::to_string),
-            vm: self.record.map(|record| record.vm.name.to_string()),
-            uuid: self.record.map(|record| record.vm.uuid.as_str().to_owned()),
+            vm: self.vm_name(),
+            uuid: self.uuid(),
             owner: self.record.map(|record| record.owner_text().to_owned()),
             state: GuestState::Unserved,
             reason: Some(self.reason.clone()),
@@ -54,8 +67,8 @@ impl UnservedNic<'_> {
     /// As `xdp-imds top` shows it.
     pub(super) fn page(&self) -> VmPage {
         let row = VmRow {
-            vm: self.record.map(|record| record.vm.name.to_string()),
-            uuid: self.record.map(|record| record.vm.uuid.as_str().to_owned()),
+            vm: self.vm_name(),
+            uuid: self.uuid(),
             port: self.port(),
             mac: self.mac(),
             stage: BootStage::Unattached,
@@ -93,6 +106,7 @@ impl<'a> NodeView<'a> {
         let closed = self.ports.closed().filter(|port| is_port(name, port)).map(|port| UnservedNic {
             id: None,
             record: None,
+            rejected: None,
             mac: None,
             port: Some(port.clone()),
             reason: "no record has a NIC on this port, and `guard: all` keeps it closed; register the VM"
@@ -112,7 +126,8 @@ impl<'a> NodeView<'a> {
     fn unserved_nics(self, id: &'a RecordId) -> Vec<UnservedNic<'a>> {
         let registry = self.catalogue.registry();
         let record = registry.record(id).map(|record| &**record);
-        let nic = |mac, port, reason| UnservedNic { id: Some(id), record, mac, port, reason };
+        let rejected = registry.rejected_vm(id);
+        let nic = |mac, port, reason| UnservedNic { id: Some(id), record, rejected, mac, port, reason };
         let all = |reason: &str| -> Vec<_> {
             let nics = record.into_iter().flat_map(|record| &record.network.nics);
             let nics = nics.filter_map(|of| Some((of.mac?.0, of.port.as_ref().map(PortName::from))));

@@ -6,15 +6,23 @@ use super::count;
 
 /// One check for each value of `serve.smbios` in the records.
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let stamps = facts.records.iter().flat_map(|records| &records.stamps);
-    let check = |(stamp, records): (&&'static str, &usize)| {
+    let check = |stamp: &str, records: usize| {
         let needs = needs(stamp)?;
         Some(
-            Check::ok("guests", format!("{}, whose guests need {needs}", count(*records, "record")))
-                .of(stamp),
+            Check::ok("guests", format!("{}, whose guests need {needs}", count(records, "record"))).of(stamp),
         )
     };
-    stamps.filter_map(check).collect()
+    // The agent has the records of all sources, and the directory is one of them.
+    match &facts.node.datasources {
+        Some(counts) => counts
+            .iter()
+            .filter_map(|(stamp, records)| check(stamp, usize::try_from(*records).unwrap_or(usize::MAX)))
+            .collect(),
+        None => {
+            let stamps = facts.records.iter().flat_map(|records| &records.stamps);
+            stamps.filter_map(|(stamp, records)| check(stamp, *records)).collect()
+        }
+    }
 }
 
 /// What the clients of a datasource need besides the service. The book has the same as a table.

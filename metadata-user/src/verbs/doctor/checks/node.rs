@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use super::super::facts::AgentSilence;
 use super::super::{Check, Facts, NodeFacts};
 use super::count;
 use metadata_control::status::{MacMismatch, RefusedRecord};
@@ -14,6 +15,7 @@ const EARLIEST: u64 = 1_767_225_600;
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let Facts { node, wanted, process, .. } = facts;
     let mut checks = vec![agent(node), hub(node, &wanted.hub)];
+    checks.extend(libvirt(node));
     checks.extend(closed(facts));
     checks.extend(attachments(node));
     checks.extend(node.mac_mismatches.iter().map(mac_mismatch));
@@ -32,6 +34,16 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 fn agent(node: &NodeFacts) -> Check {
     let name = "agent";
     match (node.agent, &node.stale_socket) {
+        (Some(pid), _) if let Some(AgentSilence { hangs, reason }) = &node.silence => {
+            let check = if *hangs { Check::fail } else { Check::warn };
+            check(
+                name,
+                format!("an agent (process {pid}) runs with this run directory, but {reason}"),
+                "an agent that answers",
+                "`journalctl -u xdp-imds` may say why. Restart it (`systemctl restart xdp-imds`; another one: kill it and start \
+                 it again): taps stay closed meanwhile. The checks here that need the agent are left out",
+            )
+        }
         (Some(pid), _) => Check::ok(
             name,
             format!(
@@ -105,6 +117,16 @@ fn hub(node: &NodeFacts, prefix: &str) -> Check {
                 format!("a killed agent left {}; the next start replaces the devices", listed(&all)),
             )
         }
+        (false, _, Some(_)) if !node.hub_down.is_empty() => Check::fail(
+            name,
+            format!(
+                "{} of the running agent is down, or has another MTU than the agent gave it: its guests get no answer",
+                node.hub_down.join(", ")
+            ),
+            "devices that are up, as the agent made them",
+            "Tell the node's network manager to leave the hub's devices alone (the packages do for NetworkManager and \
+             systemd-networkd). The agent sets them up again within 30 seconds",
+        ),
         (false, _, Some(_)) => Check::ok(name, format!("the running agent uses {}", listed(&taps))),
         (false, _, None) => Check::fail(
             name,
@@ -113,6 +135,19 @@ fn hub(node: &NodeFacts, prefix: &str) -> Check {
             "Stop that agent, or give this one another --hub, --run and --pins",
         ),
     }
+}
+
+/// A daemon of libvirt that has run since before the hook was installed does not run it.
+fn libvirt(node: &NodeFacts) -> Option<Check> {
+    let daemon = node.libvirt.as_ref()?;
+    Some(Check::warn(
+        "libvirt.hook",
+        format!(
+            "{daemon} has run since before its hook was installed, and looks for hooks only when it starts"
+        ),
+        "a daemon that runs the hook: else domains get no records",
+        format!("Run `systemctl restart {daemon}`; VMs keep running"),
+    ))
 }
 
 /// Checks that programs and pins are as the running agent made them.
@@ -124,7 +159,7 @@ fn attachments(node: &NodeFacts) -> Option<Check> {
             name,
             found.faults.join("; "),
             "programs, links and pins as the running agent made them",
-            "Find out who detaches programs or changes the bpffs. The agent restores what it can every 30 to 60 \
+            "Find out who detaches programs, sets devices down or changes the bpffs. The agent restores what it can every 30 to 60 \
              seconds, and at once on SIGHUP; what it cannot restore says what to do",
         ));
     }
@@ -166,15 +201,17 @@ fn mac_mismatch(found: &MacMismatch) -> Check {
 /// Checks for frames lost at the hub's veth. A frame passes the veth's ring first, and then the ring of the AF_XDP
 /// socket. The veth's ring is shorter, so it fills first.
 fn ring(node: &NodeFacts) -> Option<Check> {
-    (node.veth_full > 0).then(|| {
+    // A device that is down loses them too, and its check says so.
+    (node.veth_full > 0 && node.hub_down.is_empty()).then(|| {
         Check::warn(
             "hub.ring",
             format!(
-                "{} steered frames were lost because the ring of the hub's veth was full",
+                "{} steered frames were lost because the ring of the hub's veth was full, or because its other end was down",
                 node.veth_full
             ),
             "no lost frames",
-            "Give the agent more `workers` or more CPU time, or lower the `limits` of guests that flood the agent",
+            "If the number grows, give the agent more `workers` or more CPU time, or lower the `limits` of guests that flood \
+             the agent",
         )
     })
 }

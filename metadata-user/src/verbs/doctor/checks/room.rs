@@ -2,7 +2,8 @@
 
 use super::super::{Check, CheckStatus, Directory, ExposedFile, Facts, FileSystem, PinFacts, RecordFacts};
 use super::count;
-use metadata_common::run::UNIT_WRITES;
+use crate::config::Config;
+use metadata_common::run::{UNIT_HIDES, UNIT_WRITES, is_home};
 use metadata_steer::{PINS_VERSION, is_pins_version};
 
 /// Free space, in bytes, below which the check fails.
@@ -26,6 +27,9 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let uid = facts.process.uid;
     checks.extend(facts.directories.iter().map(|(what, directory)| match *what {
         "records" => records_directory(directory).of("records"),
+        "state" if facts.node.agent.is_some() && directory.found == Ok(None) => {
+            removed(directory).of("state")
+        }
         what => written(what, directory, uid).of(what),
     }));
     let feeds = &facts.wanted.feeds;
@@ -48,6 +52,31 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     }
     checks.extend(facts.exposed.iter().map(exposed));
     checks
+}
+
+/// What the configuration names in a place that the packages' unit hides from the agent.
+pub(in super::super) fn hidden(config: &Config) -> Vec<Check> {
+    let named = [
+        ("records", config.records.as_deref()),
+        ("state", config.state.as_deref()),
+        ("run", Some(&*config.run)),
+        ("audit", config.audit.to.as_deref()),
+        ("token_key", config.token_key.as_deref()),
+        ("identity", config.identity.as_ref().map(|identity| &*identity.keys)),
+    ];
+    let hidden =
+        named.into_iter().filter_map(|(what, path)| Some((what, path.filter(|path| is_home(path))?)));
+    hidden
+        .map(|(what, path)| {
+            Check::warn(
+                "unit.home",
+                format!("{} is in a place that the package's unit hides from the agent", path.display()),
+                "a path outside /root, /home and /run/user",
+                UNIT_HIDES,
+            )
+            .of(what)
+        })
+        .collect()
 }
 
 /// Files with parts of records that others may read.
@@ -208,6 +237,20 @@ fn records_directory(directory: &Directory) -> Check {
         ),
         Ok(Some(found)) => Check::ok(name, format!("{shown}, mode {:04o}", found.mode)),
     }
+}
+
+/// The directory of the state has gone beside a running agent, which makes it at its start.
+fn removed(directory: &Directory) -> Check {
+    Check::warn(
+        "directory",
+        format!(
+            "{} does not exist although an agent runs: registrations, token keys and what guests wrote are in its memory alone",
+            directory.path.display()
+        ),
+        "the directory that the agent made",
+        "Name the agent's directory by --config or --state, or put it back. Without it, register the VMs again before the agent \
+         ends: what changes is written anew",
+    )
 }
 
 /// Checks a directory that the agent writes to. The agent creates the directory if it does not exist.

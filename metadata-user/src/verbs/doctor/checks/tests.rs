@@ -105,6 +105,10 @@ fn healthy() -> Facts {
         node: NodeFacts {
             hub: Ok(Vec::new()),
             veth_full: 0,
+            hub_down: Vec::new(),
+            silence: None,
+            datasources: None,
+            libvirt: None,
             ring_full: 0,
             agent: None,
             attachments: None,

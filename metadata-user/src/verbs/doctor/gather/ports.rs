@@ -9,6 +9,7 @@ use crate::agent::preflight::RecordConflicts;
 use crate::config::Config;
 use metadata_common::port::PortName;
 use metadata_content::source::RecordSource;
+use metadata_control::status::{AgentStatus, PortState, PortStatus};
 use metadata_feed::registry::RecordId;
 use metadata_feed::{FeedError, directory};
 use metadata_steer::probe::{device, search};
@@ -51,6 +52,22 @@ pub(super) fn named(config: &Config) -> (Option<RecordFacts>, BTreeSet<PortName>
         records
     });
     (records, ports)
+}
+
+/// Most ports of the running agent that are looked at, those that are not attached first.
+const SERVED_MOST: usize = 1_024;
+
+/// The ports of the running agent's records and configuration. Records of other sources than the directory name theirs
+/// only there.
+pub(super) fn served(status: &AgentStatus) -> Vec<PortName> {
+    let wanted = status.ports.listed.iter().filter(|port| port.state != PortState::Closed);
+    let mut wanted: Vec<_> = wanted.collect();
+    wanted.sort_by_key(|port| port.state == PortState::Attached);
+    let name = |port: &PortStatus| match port.name.split_once('@') {
+        Some((ifname, netns)) => PortName { ifname: ifname.into(), netns: Some(netns.into()) },
+        None => PortName { ifname: port.name.clone(), netns: None },
+    };
+    wanted.into_iter().take(SERVED_MOST).map(name).collect()
 }
 
 /// Adds an invalid record to the summary.

@@ -5,12 +5,13 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
 
-use super::super::facts::{Directory, ExposedFile, FileSystem, PathFacts, PinFacts};
+use super::super::facts::{AgentSilence, Directory, ExposedFile, FileSystem, PathFacts, PinFacts};
 use crate::config::Config;
-use metadata_control::status::{self, AgentStatus};
+use metadata_control::status::{self, AgentStatus, ClientError};
 use metadata_feed::libvirt;
 use metadata_feed::record_part::open_mode;
 use metadata_steer::PINS_VERSION;
@@ -42,6 +43,8 @@ pub(super) fn directories(config: &Config) -> Vec<(&'static str, Directory)> {
 
 /// Most files of a directory with parts of records that are looked at: two for each record of a full node.
 const PARTS_MOST: usize = 1 << 15;
+/// The package's explanation of such a directory: no part of a record.
+const README: &str = "README";
 /// Maximum number of exposed files kept.
 const EXPOSED_TOLD: usize = 3;
 
@@ -58,7 +61,9 @@ pub(super) fn exposed(config: &Config) -> Vec<ExposedFile> {
 fn exposed_in(directory: &Path) -> Option<ExposedFile> {
     let entries = fs::read_dir(directory).ok()?.take(PARTS_MOST).flatten();
     let files = entries.filter_map(|entry| {
-        Some((entry.file_name().to_string_lossy().into_owned(), open_mode(&entry.path())?))
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // The package's own file, which everybody may read.
+        if name == README { None } else { Some((name, open_mode(&entry.path())?)) }
     });
     let mut files: Vec<_> = files.collect();
     files.sort();
@@ -110,10 +115,18 @@ pub(super) fn agent(run: &Path) -> (Option<u32>, Option<PathBuf>) {
     (None, stale)
 }
 
-/// Returns the status of the agent of a run directory, if it answers.
-pub(super) fn status(run: &Path) -> Option<AgentStatus> {
-    let status = status::get(run, "/v1/status").ok()?;
-    serde_json::from_slice(&status).ok()
+/// Longest wait for the agent's status: an agent that hangs must not hide what else is wrong.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Returns the status of the agent of a run directory with all its ports, or why it gives none.
+pub(super) fn status(run: &Path) -> Result<AgentStatus, AgentSilence> {
+    let refused = |reason: String| AgentSilence { hangs: false, reason };
+    let status = status::get_within(run, "/v1/status?ports=all", PATIENCE).map_err(|error| AgentSilence {
+        hangs: matches!(error, ClientError::Mute(_)),
+        reason: error.to_string(),
+    })?;
+    serde_json::from_slice(&status)
+        .map_err(|error| refused(format!("its status is of another version than this command: {error}")))
 }
 
 #[cfg(test)]
@@ -144,7 +157,7 @@ mod tests {
         };
         assert_eq!(exposed_in(&room.path().join("nowhere")), None);
         fs::create_dir(room.path().join("directory")).expect("a directory");
-        for (name, mode) in [("own.yaml", 0o600), ("group.yaml", 0o640)] {
+        for (name, mode) in [("own.yaml", 0o600), ("group.yaml", 0o640), ("README", 0o644)] {
             write(name, mode);
         }
         assert_eq!(exposed_in(room.path()), None);
@@ -155,6 +168,26 @@ mod tests {
         let files = [("a", 0o644), ("b.yaml", 0o602), ("c", 0o660)].map(|(name, mode)| (name.into(), mode));
         assert_eq!(files.len(), EXPOSED_TOLD);
         assert_eq!(found, ExposedFile { directory: room.path().into(), files: files.into(), count: 4 });
+    }
+
+    #[test]
+    fn an_agent_that_hangs_is_told_from_one_that_refuses() {
+        use super::status;
+        use std::io::{Read as _, Write as _};
+        let room = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(room.path().join("control.sock")).expect("a socket");
+        let silence = status(room.path()).expect_err("nobody answers");
+        assert!(silence.hangs && silence.reason.contains("is silent"), "{silence:?}");
+        let serving = std::thread::spawn(move || {
+            // The first is that of the request above.
+            for (mut stream, _) in (0..2).map(|_| listener.accept().expect("a client")) {
+                _ = stream.read(&mut [0; 512]);
+                _ = stream.write_all(b"HTTP/1.1 503 Service Unavailable\r\n\r\n");
+            }
+        });
+        let silence = status(room.path()).expect_err("a refusal");
+        assert!(!silence.hangs && silence.reason.contains("cannot answer now"), "{silence:?}");
+        serving.join().expect("served");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Tests the checks of directories, the node and ports.
 
 use super::super::super::facts::{
-    Directory, ExposedFile, Facts, FileSystem, PathFacts, PinFacts, RecordFacts,
+    AgentSilence, Directory, ExposedFile, Facts, FileSystem, PathFacts, PinFacts, RecordFacts,
 };
 use super::super::super::{Check, CheckStatus};
 use super::super::all;
@@ -280,6 +280,57 @@ fn the_node_is_checked() {
             "records.parts",
             Warn,
             &["/etc/parts", "2 files", "a.yaml (mode 0644), …", "chmod 0640"],
+        ),
+        (
+            "a device of the hub that is down, which loses frames like a full ring",
+            |f| {
+                f.node.agent = Some(42);
+                f.node.hub = Ok(vec![("imds-in".into(), "veth".into()), ("imds-tap".into(), "tap".into())]);
+                f.node.hub_down = vec!["imds-in".into()];
+                f.node.veth_full = 12;
+            },
+            "hub",
+            Fail,
+            &["imds-in of the running agent is down", "network manager"],
+        ),
+        (
+            "an agent that hangs",
+            |f| {
+                f.node.agent = Some(42);
+                f.node.silence =
+                    Some(AgentSilence { hangs: true, reason: "the agent does not answer".into() });
+            },
+            "agent",
+            Fail,
+            &["process 42", "does not answer", "systemctl restart xdp-imds"],
+        ),
+        (
+            "an agent that is about to end",
+            |f| {
+                f.node.agent = Some(42);
+                f.node.silence =
+                    Some(AgentSilence { hangs: false, reason: "the agent cannot answer now".into() });
+            },
+            "agent",
+            Warn,
+            &["process 42", "cannot answer now"],
+        ),
+        (
+            "a state directory that somebody removed beside the agent",
+            |f| {
+                f.node.agent = Some(42);
+                f.directories[1].1.found = Ok(None);
+            },
+            "directory",
+            Warn,
+            &["state", "does not exist although an agent runs", "register the VMs again"],
+        ),
+        (
+            "a libvirt that is older than its hook",
+            |f| f.node.libvirt = Some("virtqemud".into()),
+            "libvirt.hook",
+            Warn,
+            &["virtqemud has run since before", "systemctl restart virtqemud"],
         ),
         ("a full veth", |f| f.node.veth_full = 7, "hub.ring", Warn, &["7 steered", "workers"]),
         ("unknown neighbours", |f| f.node.addresses = Err(refused()), "address", Warn, &["not permitted"]),
@@ -565,4 +616,43 @@ fn programs_of_a_running_agent_are_no_problem_and_those_of_a_dead_one_are_its_ow
     let checks = all(&facts);
     let found: Vec<_> = wrong(&checks).iter().map(|check| check.name).collect();
     assert_eq!(found, ["agent.closed"]);
+}
+
+#[test]
+fn the_needs_of_guests_are_those_of_all_sources_beside_an_agent() {
+    let mut facts = healthy();
+    facts.records = Some(RecordFacts { count: 1, stamps: [("ec2", 1)].into(), ..RecordFacts::default() });
+    let stamps = |facts: &Facts| {
+        let checks = all(facts).into_iter().filter(|check| check.name == "guests");
+        checks
+            .map(|check| format!("{}: {}", check.subject.unwrap_or_default(), check.found))
+            .collect::<Vec<_>>()
+    };
+    let found = stamps(&facts);
+    assert!(matches!(&found[..], [one] if one.starts_with("ec2: one record, ")), "{found:?}");
+    facts.node.datasources = Some([("ec2".into(), 1), ("openstack".into(), 2), ("none".into(), 9)].into());
+    let found = stamps(&facts);
+    assert!(
+        matches!(&found[..], [ec2, other] if ec2.starts_with("ec2: ") && other.starts_with("openstack: 2 records, ")),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn what_the_units_sandbox_hides_is_named() {
+    let mut config = crate::config::Config::default();
+    assert_eq!(super::super::room::hidden(&config), []);
+    config.records = Some("/srv/records".into());
+    config.audit.to = Some("/rooted/audit.log".into());
+    assert_eq!(super::super::room::hidden(&config), []);
+    config.records = Some("/root/records".into());
+    config.state = Some("/run/user/0/state".into());
+    config.audit.to = Some("/home/me/audit.log".into());
+    let found = super::super::room::hidden(&config);
+    let subjects: Vec<_> = found.iter().map(|check| check.subject.clone().unwrap_or_default()).collect();
+    assert_eq!(subjects, ["records", "state", "audit"]);
+    assert!(found.iter().all(|check| {
+        check.status == CheckStatus::Warn
+            && check.remedy.as_ref().is_some_and(|remedy| remedy.contains("ProtectHome"))
+    }));
 }
