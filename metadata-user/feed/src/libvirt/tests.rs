@@ -69,7 +69,7 @@ fn the_documented_domain_gives_the_documented_record() {
         "user_data": {"text": "#cloud-config\nruncmd:\n- [sh, -c, \"echo a < b && touch /run/done\"]\n"},
         "vendor_data": {"base64": "I2Nsb3VkLWNvbmZpZwp7fQo="},
         "network": {"nics": [{
-            "id": "n0", "mac": "52:54:00:12:34:56", "mtu": 1500, "network_id": "default",
+            "id": "n0", "name": "eth0", "mac": "52:54:00:12:34:56", "mtu": 1500, "network_id": "default",
             "port": {"ifname": "vnet3"},
             "addresses": [{"method": "dhcp4"},
                           {"method": "static", "address": "2001:db8::5/64", "gateway": "2001:db8::1"}],
