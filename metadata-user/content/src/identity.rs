@@ -268,7 +268,7 @@ fn subject(record: &Record, trust_domain: Option<&str>) -> String {
 
 /// Claims in the words of a cloud. They come from the record, and replace the claim `vm` of our own tokens.
 ///
-/// [`VmIssuer`](VmIssuer) adds `aud` and `sub`: a VM has one subject in every form, so that a verifier's rule on
+/// [`VmIssuer`] adds `aud` and `sub`: a VM has one subject in every form, so that a verifier's rule on
 /// it holds for each.
 #[derive(Debug, PartialEq)]
 pub struct CloudClaims {

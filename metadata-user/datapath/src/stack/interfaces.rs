@@ -108,8 +108,8 @@ pub struct FramePreview<'a> {
 /// The next action of the stack for a connection.
 #[derive(Clone, PartialEq, Eq)]
 pub enum ConnectionAction {
-    /// Send these bytes. The stack asks again when there is room for more ([`SEND_AHEAD`](super::SEND_AHEAD),
-    /// [`PIECES_PER_CONNECTION`](super::PIECES_PER_CONNECTION)).
+    /// Send these bytes. The stack asks again when there is room for more ([`SEND_AHEAD`],
+    /// [`PIECES_PER_CONNECTION`]).
     Send(Bytes),
     /// Like `Send`, but no segment with any of these bytes, first sent or retransmitted, has an IP TTL or hop limit
     /// above `hop_limit`. Segments with none of them (SYN-ACK, pure ACKs, FIN) have the usual 64.

@@ -496,7 +496,7 @@ pub(super) struct PortConnections {
     /// When waiting connections get another turn after a stir.
     pub(super) stir_at: Option<Duration>,
     /// Until when the link is assumed to be narrower than its device's MTU
-    /// ([`NARROW_FOR`](super::interfaces::NARROW_FOR)).
+    /// ([`NARROW_FOR`]).
     pub(super) narrow_until: Option<Duration>,
     /// When the port's timer fires; `None` if it is not set.
     pub(super) timer: Option<Duration>,
