@@ -14,7 +14,6 @@
 //! audit: {to: /var/log/xdp-imds/audit.log, sample: 16, max_megabytes: 64, keep: 4}
 //! identity: {issuer: "https://imds.example.org", keys: /etc/xdp-imds/identity}
 //! ```
-mod port;
 mod read;
 mod sections;
 mod sources;
@@ -37,7 +36,7 @@ use metadata_steer::{ClosedTaps, PortLimits, SteeringMode};
 
 use crate::logging::LogFormat;
 
-pub use port::PortSpec;
+pub use read::PortSpec;
 pub use read::{ConfigError, workers};
 pub use sections::{ApiConfig, IdentityConfig, MetadataLimits, Sandbox};
 

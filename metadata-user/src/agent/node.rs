@@ -4,7 +4,6 @@
 //! Each part owns its state. A method of [`Node`] needs more than one part.
 
 mod answers;
-mod attaching;
 mod bindings;
 mod catalogue;
 mod ports;

@@ -225,7 +225,7 @@ fn silent_guests_cost_little_memory_and_less_cpu_time_than_one_boot() {
     if !privileged::or_skip() {
         return;
     }
-    let results = storm(&["--vms", "100,600", "--dialect", "nocloud", "--idle", "5"]);
+    let results = storm(&["--vms", "100,600", "--dialect", "openstack", "--idle", "5"]);
     let rounds: Vec<_> =
         (0..2).map(|case| results["cases"][case]["subjects"][0]["rounds"][0].clone()).collect();
     let number = |value: &serde_json::Value| value.as_f64().expect("a number");

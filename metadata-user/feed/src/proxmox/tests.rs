@@ -1,7 +1,6 @@
 //! Configurations in, records out; and the feed over a directory.
 
 mod documents;
-mod drives;
 mod files;
 mod records;
 

@@ -1,7 +1,6 @@
 //! Status and metrics of the node.
 
 mod metrics;
-mod samples;
 mod top;
 
 use crate::service::{WaitEnd, WaitReason, WorkerCounts};
@@ -18,12 +17,12 @@ use metadata_datapath::worker::LoopStats;
 use metadata_feed::publisher::Outage;
 use metadata_feed::source::{FailureStreak, Source, SourceHealth};
 use metadata_steer::Steering;
-use samples::Samples;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use top::Samples;
 use tracing::warn;
 
 use super::NodeView;
