@@ -310,12 +310,14 @@ fn all_guests_that_boot_while_their_agent_is_killed_complete_their_boot() {
         return;
     }
     const GUESTS: u16 = 64;
+    /// So many that they are not over before the first of them are seen.
+    const REQUESTS: usize = 400;
     let identities: Vec<Identity> =
         (0..GUESTS).map(|number| Identity::of(number).with_user_data_of(4_000)).collect();
     let mut node = Node::new(&identities);
     let taps = node.host.rack(&identities, Shape::default()).expect("taps");
     let agent = node.agent();
-    let paths: Vec<&str> = PATHS.iter().copied().cycle().take(40).collect();
+    let paths: Vec<&str> = PATHS.iter().copied().cycle().take(REQUESTS).collect();
     let mut booting: Vec<_> = identities.iter().cloned().zip(taps).collect();
     let retries = std::thread::scope(|scope| {
         let guests = scope.spawn(|| {
@@ -339,14 +341,17 @@ fn all_guests_that_boot_while_their_agent_is_killed_complete_their_boot() {
             }
             None
         });
-        std::thread::sleep(Duration::from_millis(50));
-        let before = agent.metrics().and_then(|metrics| metrics.frames("steer_ipv4_tcp")).expect("metrics");
+        let steered = || agent.metrics().and_then(|metrics| metrics.frames("steer_ipv4_tcp"));
+        let before = eventually(Duration::from_secs(20), || {
+            steered().ok().filter(|frames| *frames > 0).context("none yet")
+        });
+        let before = before.expect("guests ask");
         agent.kill().expect("killed");
         let agent = node.agent();
         let retries = guests.join().expect("no panic");
         let after = agent.metrics().and_then(|metrics| metrics.frames("steer_ipv4_tcp")).expect("metrics");
         eprintln!("frames steered before the kill: {before}, at the end: {after}");
-        let all = u64::from(GUESTS) * 40;
+        let all = u64::from(GUESTS) * REQUESTS as u64;
         assert!(before < all && after >= all, "{before} frames steered before the kill, {after} at the end");
         retries
     });
