@@ -18,7 +18,7 @@ use metadata_datapath::worker::WorkerStats;
 use metadata_feed::memory_budget::Usage;
 use metadata_feed::state::mailboxes::MailboxCounts;
 use metadata_steer::{AttachmentCheck, HubLosses};
-use node::Hubs;
+use node::HubFamilies;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -190,7 +190,7 @@ pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
         audit(lines, &mut out);
     }
     let numbers: Vec<String> = snapshot.hubs.iter().map(|hub| hub.number.to_string()).collect();
-    let hubs = Hubs { hubs: snapshot.hubs, numbers: &numbers };
+    let hubs = HubFamilies { hubs: snapshot.hubs, numbers: &numbers };
     hubs.received(&mut out);
     hubs.sent(&mut out);
     hubs.turns(&mut out);

@@ -284,12 +284,12 @@ pub(super) fn errands(
 // Metrics of each hub: frames, turns of its worker, and the TCP stack's own counters.
 
 /// The hubs of a snapshot, with their numbers as text.
-pub(super) struct Hubs<'a, T> {
+pub(super) struct HubFamilies<'a, T> {
     pub(super) hubs: &'a [HubMetrics<'a, T>],
     pub(super) numbers: &'a [String],
 }
 
-impl<'a, T> Hubs<'a, T> {
+impl<'a, T> HubFamilies<'a, T> {
     fn each(&self) -> impl Iterator<Item = (&'a str, &'a HubMetrics<'a, T>)> {
         self.numbers.iter().map(String::as_str).zip(self.hubs)
     }

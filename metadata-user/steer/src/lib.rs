@@ -32,7 +32,7 @@
 //!
 //! [`Steering`] has four owners and does only what needs more than one of them. [`Maps`] owns the kernel's tables,
 //! [`Hubs`] the devices, rings and taps of the workers, [`Attachments`] the ports with their programs, links, pins and
-//! numbers, and [`Takeover`] the ports of a previous agent. What the programs report is in [`Reports`].
+//! numbers, and [`InheritedPorts`] the ports of a previous agent. What the programs report is in [`ProgramReports`].
 //!
 //! # Limits of the kernel
 //!
@@ -98,8 +98,8 @@ pub use maps::{Counters, FlowClaimer, Maps};
 pub use metadata_common::maps::HUB_QUEUES;
 pub use pins::{PINS_VERSION, PinsError, RELEASE_GRACE, ReleaseSummary, is_pins_version, release};
 pub use steering::Steering;
-pub use takeover::Takeover;
-pub use trace::{Reports, TraceError, TraceSession, UnknownSender};
+pub use takeover::InheritedPorts;
+pub use trace::{ProgramReports, TraceError, TraceSession, UnknownSender};
 
 use metadata_common::maps::MAX_HUBS;
 

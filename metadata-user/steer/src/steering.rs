@@ -21,17 +21,17 @@ use super::hubs::{self, HubGuard, Hubs};
 use super::maps::{self, Maps, SlotBinding};
 use super::object::Object;
 use super::pins::PinDirectory;
-use super::takeover::{AdoptablePins, Takeover};
-use super::trace::{Reports, TraceError, TraceSession};
+use super::takeover::{AdoptablePins, InheritedPorts};
+use super::trace::{ProgramReports, TraceError, TraceSession};
 use super::{HUB_QUEUES, HUBS_OF_A_SIDE, SteerError, attach};
 
 /// Steers ports to the hubs until it is dropped.
 pub struct Steering {
     // On drop, ports stop steering (unless pinned), then the hubs' devices are removed with `hubs`, and last the lock of
     // the pins goes with `attachments`.
-    takeover: Takeover,
+    takeover: InheritedPorts,
     maps: Maps,
-    reports: Reports,
+    reports: ProgramReports,
     hubs: Hubs,
     attachments: Attachments,
 }
@@ -115,11 +115,11 @@ impl Steering {
         let (mut object, mut ebpf) = Object::load(key, first, home, adopted, taking_over)?;
         let ordinary = object.ordinary().clone();
         let mut maps = Maps::take(&mut ebpf, config, key, ordinary.clone())?;
-        let reports = Reports::take(&mut ebpf, ordinary)?;
+        let reports = ProgramReports::take(&mut ebpf, ordinary)?;
         maps.begin(taking_over.then_some(first))?;
         let hubs = Hubs::start(config, has_tcx, devices, &mut object, ebpf, &mut maps, pins.as_ref())?;
         let attachments = Attachments::new(object, mode, reports.senders(), hubs.home().clone(), pins);
-        let takeover = Takeover::new(taking_over);
+        let takeover = InheritedPorts::new(taking_over);
         let mut steering = Self { takeover, maps, reports, hubs, attachments };
         let Self { takeover, maps, hubs, attachments, .. } = &mut steering;
         takeover.adopt(found, hubs, attachments, maps)?;
@@ -161,12 +161,12 @@ impl Steering {
 
     /// The ports of a previous agent.
     #[must_use]
-    pub fn takeover(&self) -> &Takeover {
+    pub fn takeover(&self) -> &InheritedPorts {
         &self.takeover
     }
 
     /// What the programs report.
-    pub fn reports_mut(&mut self) -> &mut Reports {
+    pub fn reports_mut(&mut self) -> &mut ProgramReports {
         &mut self.reports
     }
 }

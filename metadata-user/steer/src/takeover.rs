@@ -1,6 +1,6 @@
 //! The previous agent's side: inherits its ports, or takes them over while it still runs.
 //!
-//! [`Takeover`] owns the ports of a previous agent that are not attached here, and knows whether that agent still runs.
+//! [`InheritedPorts`] owns the ports of a previous agent that are not attached here, and knows whether that agent still runs.
 //! Its invariants: a device is either among these ports or attached, never both; and while the other agent runs, this
 //! one changes no map and no program of a port.
 //!
@@ -60,14 +60,14 @@ impl InheritedPort {
 }
 
 /// The ports of the previous agent.
-pub struct Takeover {
+pub struct InheritedPorts {
     /// Another agent still owns the ports.
     is_running: bool,
     /// Its ports that have not been attached yet, by namespace and interface index.
     inherited: BTreeMap<PortLocation, InheritedPort>,
 }
 
-impl Takeover {
+impl InheritedPorts {
     /// True while inherited ports remain that have not been attached.
     #[must_use]
     pub fn has_inherited(&self) -> bool {
@@ -81,7 +81,7 @@ impl Takeover {
     }
 }
 
-impl Takeover {
+impl InheritedPorts {
     pub(super) fn new(is_running: bool) -> Self {
         Self { is_running, inherited: BTreeMap::new() }
     }
@@ -124,7 +124,7 @@ impl Takeover {
 }
 
 // Ports of an agent that has ended.
-impl Takeover {
+impl InheritedPorts {
     /// Inherits what is pinned; called once the hubs are ready, before any attach.
     pub(super) fn adopt(
         &mut self,
@@ -402,7 +402,7 @@ fn release(
 }
 
 // Ports of an agent that still runs.
-impl Takeover {
+impl InheritedPorts {
     /// Takes all ports over from the agent that still runs, including ports it added since the start.
     pub(super) fn take_over_all(
         &mut self,

@@ -1,6 +1,6 @@
 //! What the eBPF programs report: traces of one guest, and their log.
 //!
-//! [`Reports`] owns the filter of traces, the ring of traced frames and the ring of the log. A [`TraceSession`] sets
+//! [`ProgramReports`] owns the filter of traces, the ring of traced frames and the ring of the log. A [`TraceSession`] sets
 //! the filter and reads the ring.
 //!
 //! Only one trace runs at a time, because the filter has one entry. The holder of the [`TraceSession`] owns it.
@@ -51,12 +51,12 @@ struct TraceMaps {
 }
 
 /// What the eBPF programs report.
-pub struct Reports {
+pub struct ProgramReports {
     logs: Logs,
     traces: Traces,
 }
 
-impl Reports {
+impl ProgramReports {
     /// Takes the maps out of a loaded object.
     pub(super) fn take(ebpf: &mut Ebpf, ordinary: OrdinaryTable) -> Result<Self, SteerError> {
         let logs = Logs::take(ebpf)?;
