@@ -169,8 +169,9 @@ fn metrics(expression: &str) -> BTreeSet<String> {
 /// The names of the agent's metrics, which are string literals in its sources.
 fn known() -> BTreeSet<String> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../metadata-user/src/metrics");
-    let files = fs::read_dir(directory).expect("listed").map(|entry| entry.expect("an entry").path());
+    let files = fs::read_dir(&directory).expect("listed").map(|entry| entry.expect("an entry").path());
     let texts: String = files
+        .chain([directory.with_extension("rs")])
         .filter(|path| path.file_stem().is_some_and(|stem| stem != "tests"))
         .map(|path| fs::read_to_string(path).expect("read"))
         .collect();

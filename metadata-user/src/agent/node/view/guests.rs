@@ -21,7 +21,11 @@ impl<'a> NodeView<'a> {
     #[must_use]
     pub(crate) fn guests(self, name: &str) -> Vec<GuestReport> {
         let known = self.called(name).map(|(who, id)| self.guest(who, id));
-        let unserved = self.unserved(name).into_iter().map(|nic| (nic.guest(), None));
+        let unserved = self.unserved(name).into_iter().map(|nic| {
+            // Without a valid version, the refusal is the reason.
+            let id = nic.id.filter(|id| self.catalogue.registry().record(id).is_some());
+            (GuestStatus { problem: id.and_then(|id| self.refusal(id)), ..nic.guest() }, None)
+        });
         known.chain(unserved).take(LISTED_GUESTS).collect()
     }
 
@@ -50,7 +54,7 @@ impl<'a> NodeView<'a> {
     fn refusal(self, id: &RecordId) -> Option<String> {
         let reason = self.catalogue.registry().refusal(id)?;
         Some(format!(
-            "the latest version of its record is refused, and the last valid one is served: {reason}"
+            "the latest version of its record is refused, and the last valid one stays in force: {reason}"
         ))
     }
 
