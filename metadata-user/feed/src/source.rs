@@ -130,6 +130,9 @@ pub struct FailureStreak {
 /// How the agent serves each record of a source, by the record's key.
 pub type Services = BTreeMap<String, ServingState>;
 
+/// Where the agent tells a source how its records are served.
+pub type ServiceSender = (RecordSource, watch::Sender<Services>);
+
 /// How the agent serves a record, as the node's steering shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServingState {

@@ -12,7 +12,7 @@ use crate::config::Config;
 use metadata_content::source::RecordSource;
 use metadata_feed::FeedEvent;
 use metadata_feed::publisher::Publisher;
-use metadata_feed::source::{Services, Source, SourceContext, TakeoverPause};
+use metadata_feed::source::{ServiceSender, Services, Source, SourceContext, TakeoverPause};
 
 /// Limit on queued events of one feed. A feed waits while its queue is full.
 pub(super) const FEED_QUEUE: usize = 1_024;
@@ -41,9 +41,6 @@ pub(super) struct FeedHost<'a> {
     pub(super) reporter: &'a mut Reporter,
     pub(super) tasks: &'a mut JoinSet<anyhow::Result<()>>,
 }
-
-/// Where the agent tells a source how its records are served.
-pub(super) type ServiceSender = (RecordSource, watch::Sender<Services>);
 
 impl Feeds {
     /// Starts the sources of a configuration. A source in `in_snapshot` retries while it is unavailable.

@@ -22,12 +22,12 @@ use metadata_control::status::{AgentStatus, PortFilter};
 use metadata_control::top::{Top, TopQuery};
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
+use metadata_feed::source::ServiceSender;
 use metadata_links::devices::Changed;
 use metadata_steer::SteerError;
 use tokio::sync::oneshot;
 use tracing::warn;
 
-use super::feeds::ServiceSender;
 use super::health::Health;
 use crate::config::Config;
 pub(super) use answers::AnswerPublisher;

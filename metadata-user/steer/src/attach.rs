@@ -354,6 +354,62 @@ impl HeldLink {
     }
 }
 
+/// A kind of fault that a check finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AttachmentFault {
+    /// Somebody detached a program.
+    Detached,
+    /// Somebody replaced the program of a link.
+    Replaced,
+    /// Somebody removed or replaced a pin.
+    Unpinned,
+    /// The path of the pins leads elsewhere.
+    Hidden,
+    /// `xdp-imds release --force` removed the pins.
+    Released,
+    /// Somebody set a device of a hub down, or changed its MTU, as network managers do with devices that they find.
+    Down,
+    /// The kernel refuses to show a link or a pin.
+    Unknown,
+}
+
+impl From<LinkFault> for AttachmentFault {
+    fn from(fault: LinkFault) -> Self {
+        match fault {
+            LinkFault::Detached => Self::Detached,
+            LinkFault::Replaced => Self::Replaced,
+            LinkFault::Unpinned => Self::Unpinned,
+        }
+    }
+}
+
+impl AttachmentFault {
+    /// Every kind.
+    pub const ALL: [Self; 7] = [
+        Self::Detached,
+        Self::Replaced,
+        Self::Unpinned,
+        Self::Hidden,
+        Self::Released,
+        Self::Down,
+        Self::Unknown,
+    ];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Detached => "detached",
+            Self::Replaced => "replaced",
+            Self::Unpinned => "unpinned",
+            Self::Hidden => "hidden",
+            Self::Released => "released",
+            Self::Down => "down",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{OTHER_AGENT, occupied};

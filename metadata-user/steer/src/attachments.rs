@@ -12,7 +12,7 @@
 mod check;
 mod mode;
 
-pub use check::{AttachmentCheck, AttachmentFault, CHECK_EVERY, CHECKED_AT_ONCE};
+pub use check::{AttachmentCheck, CHECK_EVERY, CHECKED_AT_ONCE};
 pub(super) use mode::Programs;
 pub use mode::{BUSY, LOOKS_AT_ONCE, QUIET, SWITCHES_AT_ONCE, SteeringMode, SteeringProgram};
 

@@ -61,8 +61,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::attach::{self, HeldLink, LinkFault};
-use super::attachments::AttachmentFault;
+use super::attach::{self, AttachmentFault, HeldLink, LinkFault};
 use super::config::{PreviousAgent, SteerConfig};
 use super::devices::{DroppedFrames, Home, HubLosses};
 use super::link;

@@ -86,9 +86,10 @@ mod steering;
 mod takeover;
 mod trace;
 
+pub use attach::AttachmentFault;
 pub use attachments::{
-    AnswerPath, AttachmentCheck, AttachmentFault, Attachments, BUSY, BoundIdentity, CHECK_EVERY,
-    CHECKED_AT_ONCE, LOOKS_AT_ONCE, QUIET, SWITCHES_AT_ONCE, SteeringMode, SteeringProgram,
+    AnswerPath, AttachmentCheck, Attachments, BUSY, BoundIdentity, CHECK_EVERY, CHECKED_AT_ONCE,
+    LOOKS_AT_ONCE, QUIET, SWITCHES_AT_ONCE, SteeringMode, SteeringProgram,
 };
 pub use config::{ClosedTaps, PortLimits, PreviousAgent, SteerConfig};
 pub use devices::{DeviceLookup, HubLosses, Losses, NAMESPACES_AT_ONCE, exists};

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
-use super::super::attach::{HeldLink, LinkFault};
+use super::super::attach::{AttachmentFault, HeldLink, LinkFault};
 use super::super::hubs::Hubs;
 use super::super::pins::{Pin, PinDirectory, PinLocation, PinnedProgram, RELEASE_GRACE};
 use super::super::{SteerError, object};
@@ -25,62 +25,6 @@ pub const CHECK_EVERY: Duration = Duration::from_secs(30);
 pub const CHECKED_AT_ONCE: usize = 1_024;
 /// Programs kept for another attempt to take them off. The pins of further ones are left to the next agent.
 const MAX_REMAINS: usize = 1_024;
-
-/// A kind of fault that a check finds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum AttachmentFault {
-    /// Somebody detached a program.
-    Detached,
-    /// Somebody replaced the program of a link.
-    Replaced,
-    /// Somebody removed or replaced a pin.
-    Unpinned,
-    /// The path of the pins leads elsewhere.
-    Hidden,
-    /// `xdp-imds release --force` removed the pins.
-    Released,
-    /// Somebody set a device of a hub down, or changed its MTU, as network managers do with devices that they find.
-    Down,
-    /// The kernel refuses to show a link or a pin.
-    Unknown,
-}
-
-impl AttachmentFault {
-    /// Every kind.
-    pub const ALL: [Self; 7] = [
-        Self::Detached,
-        Self::Replaced,
-        Self::Unpinned,
-        Self::Hidden,
-        Self::Released,
-        Self::Down,
-        Self::Unknown,
-    ];
-
-    /// Its name in metrics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Detached => "detached",
-            Self::Replaced => "replaced",
-            Self::Unpinned => "unpinned",
-            Self::Hidden => "hidden",
-            Self::Released => "released",
-            Self::Down => "down",
-            Self::Unknown => "unknown",
-        }
-    }
-}
-
-impl From<LinkFault> for AttachmentFault {
-    fn from(fault: LinkFault) -> Self {
-        match fault {
-            LinkFault::Detached => Self::Detached,
-            LinkFault::Replaced => Self::Replaced,
-            LinkFault::Unpinned => Self::Unpinned,
-        }
-    }
-}
 
 /// The result of the checks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
