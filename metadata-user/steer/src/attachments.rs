@@ -14,7 +14,7 @@ mod mode;
 
 pub use check::{AttachmentCheck, CHECK_EVERY, CHECKED_AT_ONCE};
 pub(super) use mode::Programs;
-pub use mode::{BUSY, LOOKS_AT_ONCE, QUIET, SWITCHES_AT_ONCE, SteeringMode, SteeringProgram};
+pub use mode::{BUSY, LOOKS_AT_ONCE, QUIET, SWITCHES_AT_ONCE, SteeringProgram};
 
 use aya::programs::links::FdLink;
 use metadata_common::mac::Mac;
@@ -31,6 +31,7 @@ use std::time::Instant;
 
 use super::SteerError;
 use super::attach::{AttachError, HeldLink, replace_tcx, replace_xdp};
+use super::config::SteeringMode;
 use super::devices::{
     DeviceLookup, DevicePoll, Home, NAMESPACES_AT_ONCE, PortLocation, SearchResult, place, search,
 };

@@ -4,7 +4,21 @@ use metadata_common::cookie::CookieKey;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
-use super::attachments::SteeringMode;
+/// Which program steers the ports.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum SteeringMode {
+    /// The XDP program: cheapest for the service, most expensive for guests with bulk traffic.
+    Xdp,
+    /// The classifier: cheapest for guests' bulk traffic. Needs a kernel with tcx.
+    Tcx,
+    /// XDP while a guest boots (it sends many requests), the classifier alone once it is quiet. XDP where no
+    /// classifier is possible.
+    #[default]
+    Auto,
+}
 
 /// How much one port may send to the metadata service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]

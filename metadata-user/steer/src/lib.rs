@@ -89,9 +89,9 @@ mod trace;
 pub use attach::AttachmentFault;
 pub use attachments::{
     AnswerPath, AttachmentCheck, Attachments, BUSY, BoundIdentity, CHECK_EVERY, CHECKED_AT_ONCE,
-    LOOKS_AT_ONCE, QUIET, SWITCHES_AT_ONCE, SteeringMode, SteeringProgram,
+    LOOKS_AT_ONCE, QUIET, SWITCHES_AT_ONCE, SteeringProgram,
 };
-pub use config::{ClosedTaps, PortLimits, PreviousAgent, SteerConfig};
+pub use config::{ClosedTaps, PortLimits, PreviousAgent, SteerConfig, SteeringMode};
 pub use devices::{DeviceLookup, HubLosses, Losses, NAMESPACES_AT_ONCE, exists};
 pub use error::SteerError;
 pub use hubs::{HUB_MTU, Hub, Hubs, Ring, hub_queues, is_hub_tap, release_hubs};

@@ -12,8 +12,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::attachments::{Attachments, BoundIdentity, SteeringMode, SteeringProgram};
-use super::config::{PortLimits, PreviousAgent, SteerConfig};
+use super::attachments::{Attachments, BoundIdentity, SteeringProgram};
+use super::config::{PortLimits, PreviousAgent, SteerConfig, SteeringMode};
 use super::devices::{Losses, NamespacePoll, place};
 use super::error::{ProbeError, errno};
 use super::features::{Feature, Features};

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use super::super::SteerError;
 use super::super::attach::{self, AttachError, HeldLink, check_vacant};
+use super::super::config::SteeringMode;
 use super::super::error::ProbeError;
 use super::super::features::ProbeResult;
 use super::super::maps::Maps;
@@ -41,22 +42,6 @@ pub const LOOKS_AT_ONCE: usize = 512;
 /// Ports switched in one call, which blocks meanwhile. The first classifier of a port waits for an RCU grace period,
 /// about 15 ms. The port keeps its classifier, so later switches take a fraction of a millisecond.
 pub const SWITCHES_AT_ONCE: usize = 8;
-
-/// Which program steers the ports.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize, clap::ValueEnum,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum SteeringMode {
-    /// The XDP program: cheapest for the service, most expensive for guests with bulk traffic.
-    Xdp,
-    /// The classifier: cheapest for guests' bulk traffic. Needs a kernel with tcx.
-    Tcx,
-    /// XDP while a guest boots (it sends many requests), the classifier alone once it is quiet. XDP where no
-    /// classifier is possible.
-    #[default]
-    Auto,
-}
 
 /// Which program steers one port now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
