@@ -349,9 +349,9 @@ fn sum_words(frame: &(impl Editor + ?Sized), at: usize, length: usize) -> Option
 
 /// The Internet checksum (RFC 1071), over values rather than memory.
 ///
-/// A guest with checksum offload leaves only the folded sum of the pseudo-header in the field, not
-/// complemented; the device completes it (virtio 1.2 §5.1.6.2, `CHECKSUM_PARTIAL` in Linux). Between a guest
-/// and its host no device completes it, because frames in memory need no checksum.
+/// In a frame of a guest with checksum offload, the field holds only the folded sum of the pseudo-header, not
+/// complemented: a device is to complete it (virtio 1.2 §5.1.6.2, `CHECKSUM_PARTIAL` in Linux). Between a
+/// guest and its host no device does, because frames in memory need no checksum.
 mod sum {
     /// The sum of both halves of a 32-bit value.
     #[inline(always)]

@@ -52,12 +52,12 @@ mod tests {
     fn only_errors_about_paths_that_the_unit_hides_say_so() {
         use io::ErrorKind::{InvalidData, NotFound, ReadOnlyFilesystem};
         for (path, kind, is_hinted) in [
-            ("/root/recs", NotFound, true),
+            ("/home/me/records", NotFound, true),
             ("/home/me/audit.log", ReadOnlyFilesystem, true),
             ("/run/user/0", NotFound, true),
             ("/rooted", NotFound, false),
             ("/srv/recs", NotFound, false),
-            ("/root/recs", InvalidData, false),
+            ("/home/me/records", InvalidData, false),
         ] {
             let hint = home_hint(Path::new(path), &kind.into());
             assert_eq!(hint.contains(UNIT_HIDES), is_hinted, "{path} {kind:?}");

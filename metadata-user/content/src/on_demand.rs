@@ -62,7 +62,7 @@ impl OnDemand {
         (outcome, datasource, responses)
     }
 
-    /// Renders these dialects of a slot's record, too.
+    /// The responses of a slot, with these dialects of its record rendered as well.
     fn render(&self, slot: Slot, old: Arc<Responses>, missing: Dialects) -> Arc<Responses> {
         if missing.is_empty() { old } else { self.render_more(slot, old, missing) }
     }

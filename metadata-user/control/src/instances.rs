@@ -82,6 +82,13 @@ impl RegistrationOutcome {
 }
 
 impl Instance {
+    /// True if this is its own name, with or without its source.
+    #[must_use]
+    pub fn is_named(&self, name: &str) -> bool {
+        let (source, own) = (self.source.name(), &*self.name);
+        own == name || name.strip_prefix(source).and_then(|rest| rest.strip_prefix('/')) == Some(own)
+    }
+
     /// True if `xdp-imds ls` or `status` shows it by this name: its own, with or without its source; the name, UUID or
     /// owner of its VM; the port or MAC of a NIC; the path of its file.
     #[must_use]
@@ -98,9 +105,7 @@ impl Instance {
             && name.starts_with('/')
             && name.rsplit('/').next() == Some(&self.name);
         !name.is_empty()
-            && (self.name == name
-                || name.strip_prefix(self.source.name()).and_then(|rest| rest.strip_prefix('/'))
-                    == Some(&self.name)
+            && (self.is_named(name)
                 || self.vm.as_ref().is_some_and(is_vm)
                 || self.ports.iter().any(is_port)
                 || is_file)

@@ -235,7 +235,7 @@ const THREAD: &[c_long] = &[
     libc::SYS_getpid,
     libc::SYS_gettid,
     libc::SYS_tgkill,
-    // musl's `abort` ends the calling thread with it.
+    // By this call `abort` of musl sends SIGABRT to its own thread.
     libc::SYS_tkill,
     libc::SYS_exit,
     libc::SYS_exit_group,

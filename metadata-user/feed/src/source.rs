@@ -85,9 +85,9 @@ pub struct SourceContext {
     pub is_patient: bool,
     /// The metadata addresses that the agent serves.
     pub addresses: Vec<IpAddr>,
-    /// The directory for files that outlive the agent, and the queue that writes them.
+    /// The directory for files that outlive the agent; `None` if nothing outlives it.
     pub state: Option<PathBuf>,
-    /// See `state`.
+    /// The queue that writes files of that directory.
     pub saves: SaveQueue,
     /// What the source makes on the node stays when the agent ends, like pinned programs.
     pub stays: bool,

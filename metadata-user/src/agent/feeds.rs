@@ -11,7 +11,7 @@ use super::node::{RecordCatalogue, Reporter};
 use crate::config::Config;
 use metadata_content::source::RecordSource;
 use metadata_feed::FeedEvent;
-use metadata_feed::publisher::Publisher;
+use metadata_feed::publisher::{Outage, Publisher};
 use metadata_feed::source::{ServiceSender, Services, Source, SourceContext, TakeoverPause};
 
 /// Limit on queued events of one feed. A feed waits while its queue is full.
@@ -105,7 +105,7 @@ impl Feeds {
         let reread: Vec<_> = config.sources().into_iter().filter(|source| source.is_reread()).collect();
         for source in &reread {
             let settled = self.open.iter().all(|open| open.source != source.kind() || open.settled);
-            // Whatever follows the services of its records is not read again.
+            // No source that is read again follows the services of its records.
             _ = self.run(config, &**source, (settled, true), &mut host);
         }
         let is_gone =
@@ -114,6 +114,7 @@ impl Feeds {
         for kind in &gone {
             self.close(*kind);
             host.catalogue.begin(*kind);
+            host.reporter.set_outage(*kind, Outage::default());
         }
         gone
     }

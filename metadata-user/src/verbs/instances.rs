@@ -110,7 +110,7 @@ pub struct Rm {
 /// The options of `xdp-imds clear`.
 #[derive(clap::Args, Debug)]
 pub struct Clear {
-    /// The instance's name, `SOURCE/NAME`, or the name, UUID, port or MAC of its VM.
+    /// The instance's name or `SOURCE/NAME`; where no tenant chooses them, also the name, UUID, port or MAC of its VM.
     #[arg(value_name = "NAME")]
     name: String,
     /// The instance's source [default: `api`, or the only one that has the name].
@@ -215,18 +215,28 @@ impl GetArgs {
     /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
         let run = self.common.agent.run()?;
-        let found = find(&run, self.source, &self.name)
+        let found = find(&run, self.source, &self.name, Instance::is_called)
             .and_then(|(source, name)| or_unknown(instances::look(&run, source, &name), Some(source), &name));
         self.common.finish(out, found, one)
     }
 }
 
+/// Whether a user means an instance by a name.
+type IsMeant = fn(&Instance, &str) -> bool;
+
+/// Whether `clear` may take an instance for the one that a user names. A tenant chooses the name, the UUID and the MACs of
+/// its VM, and may choose those of another: only the instance's own name counts there.
+fn is_clearable(instance: &Instance, name: &str) -> bool {
+    if instance.source.is_of_tenants() { instance.is_named(name) } else { instance.is_called(name) }
+}
+
 /// The source and the name of the instance that a user means, of `source` or of any: the registration of this name; else
-/// the only instance that is called so.
+/// the only instance that `is_meant` by it.
 fn find(
     run: &Path,
     source: Option<RecordSource>,
     name: &str,
+    is_meant: IsMeant,
 ) -> Result<(RecordSource, String), RegistrationError> {
     // Names of files and VMs may have other letters than those of registrations.
     if is_name(name) && source.is_none_or(|source| source == RecordSource::Api) {
@@ -235,18 +245,22 @@ fn find(
             looked => return looked.map(|_| (RecordSource::Api, name.to_owned())),
         }
     }
-    meant(instances::list(run, source)?, source, name)
+    meant(&instances::list(run, source)?, source, name, is_meant)
 }
 
-/// The only one of these instances that is called by a name.
+/// The only one of these instances that `is_meant` by a name.
 fn meant(
-    instances: Vec<Instance>,
+    instances: &[Instance],
     source: Option<RecordSource>,
     name: &str,
+    is_meant: IsMeant,
 ) -> Result<(RecordSource, String), RegistrationError> {
-    let found: Vec<_> = instances.into_iter().filter(|instance| instance.is_called(name)).collect();
+    let found: Vec<_> = instances.iter().filter(|instance| is_meant(instance, name)).collect();
     match &found[..] {
-        [] => Err(unknown(source, name)),
+        [] => Err(match instances.iter().find(|instance| instance.is_called(name)) {
+            Some(of_tenant) => called_by_tenant(of_tenant, name),
+            None => unknown(source, name),
+        }),
         [instance] => Ok((instance.source, instance.name.clone())),
         several => {
             let named = several.iter().take(CANDIDATES_NAMED);
@@ -284,6 +298,21 @@ fn unknown(source: Option<RecordSource>, name: &str) -> RegistrationError {
         title: "No such instance".into(),
         status: 404,
         detail,
+        conflict: None,
+        registered: None,
+    }))
+}
+
+/// Only a tenant calls its VM so.
+fn called_by_tenant(instance: &Instance, name: &str) -> RegistrationError {
+    let own = format!("{}/{}", instance.source.name(), instance.name);
+    RegistrationError::Problem(Box::new(ApiProblem {
+        kind: "urn:xdp-imds:absent".into(),
+        title: "No such instance".into(),
+        status: 404,
+        detail: format!(
+            "no instance is called `{name}`, but the VM of {own}, whose tenant chose that: `xdp-imds clear {own}` clears it"
+        ),
         conflict: None,
         registered: None,
     }))
@@ -397,8 +426,7 @@ impl Clear {
     /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
         let run = self.common.agent.run()?;
-        // A tenant may choose what a VM is called: two VMs of one name are told apart only by those of their instances.
-        let cleared = find(&run, self.source, &self.name).and_then(|(source, name)| {
+        let cleared = find(&run, self.source, &self.name, is_clearable).and_then(|(source, name)| {
             instances::clear(&run, source, &name).map_err(|failure| {
                 if failure.status() == Some(404) { nothing_written(source, &name) } else { failure }
             })?;
@@ -542,7 +570,7 @@ fn ports(ports: &[InstancePort], out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{entity_tag, meant, one, read, source_parser, table};
+    use super::{entity_tag, is_clearable, meant, one, read, source_parser, table};
     use metadata_content::source::RecordSource;
     use metadata_control::instances::{Instance, InstancePort, InstanceVm, Name};
     use metadata_control::status::{GuestState, InstanceState};
@@ -608,15 +636,35 @@ mod tests {
             "52:54:00:00:00:01",
         ];
         for name in names {
-            let found = meant(vec![other(), file()], None, name);
-            assert_eq!(found.expect(name), (RecordSource::File, "web.yaml".to_owned()), "{name}");
+            for is_meant in [Instance::is_called, is_clearable] {
+                let found = meant(&[other(), file()], None, name, is_meant);
+                assert_eq!(found.expect(name), (RecordSource::File, "web.yaml".to_owned()), "{name}");
+            }
         }
         for name in ["", "web", "eb.yaml", "vnet", "api/web.yaml"] {
-            let failure = meant(vec![other(), file()], None, name).expect_err(name);
+            let failure = meant(&[other(), file()], None, name, Instance::is_called).expect_err(name);
             assert_eq!(failure.status(), Some(404), "{name}");
         }
         let twin = || Instance { name: "twin.yaml".into(), ..file() };
-        assert_eq!(meant(vec![twin(), file()], None, "web-1").expect_err("two").status(), Some(409));
+        let two = meant(&[twin(), file()], None, "web-1", Instance::is_called);
+        assert_eq!(two.expect_err("two").status(), Some(409));
+    }
+
+    #[test]
+    fn what_a_tenant_calls_its_vm_clears_nothing() {
+        let of = |source, name: &str| Instance { source, name: name.into(), ..instance() };
+        let pretender = of(RecordSource::Kubevirt, "evil/web");
+        for name in ["web-1", "7c0f", "vnet0", "52:54:00:00:00:01"] {
+            let failure = meant(std::slice::from_ref(&pretender), None, name, is_clearable).expect_err(name);
+            assert!(failure.to_string().contains("`xdp-imds clear kubevirt/evil/web`"), "{name}: {failure}");
+            // Nor does it stand in the way of the VM that the operator calls so.
+            let found = meant(&[pretender.clone(), of(RecordSource::Hook, "own")], None, name, is_clearable);
+            assert_eq!(found.expect(name), (RecordSource::Hook, "own".to_owned()), "{name}");
+        }
+        for name in ["evil/web", "kubevirt/evil/web"] {
+            let found = meant(std::slice::from_ref(&pretender), None, name, is_clearable);
+            assert_eq!(found.expect(name), (RecordSource::Kubevirt, "evil/web".to_owned()), "{name}");
+        }
     }
 
     #[test]

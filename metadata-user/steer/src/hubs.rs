@@ -344,7 +344,7 @@ impl Hubs {
     }
 
     /// The tap of a hub, for sending: one `write(2)` per Ethernet frame, without a virtio header, non-blocking. The
-    /// destination address of the frame is the stamp of the receiving slot.
+    /// destination address of a frame is the stamp of the slot that it is for.
     ///
     /// # Panics
     /// If called twice for a hub (the tap has one owner), or if there is no such hub.

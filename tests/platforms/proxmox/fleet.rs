@@ -306,7 +306,7 @@ fn prefix(mask: &str) -> String {
 
 /// The longest time in which a seat's guests boot, in seconds.
 const LIMIT: u32 = 900;
-/// A NIC that no VM's tap stands for: all guests ask on their first one.
+/// The second NIC of the VMs. All guests ask on their first one; cloud-init only needs this one to exist.
 const SECOND: &str = "eth1";
 /// What the firmware shows: the seed of NoCloud, and OpenStack's product.
 const SEED: &str = "ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/";

@@ -588,7 +588,7 @@ struct HaulCase {
     answered: u64,
     failed: BTreeMap<String, u64>,
     stalls: u64,
-    /// Waits beyond the limit that losses explain.
+    /// Number of waits beyond the limit that lost frames explain, so that they are no stalls.
     excused: u64,
     longest_wait_s: f64,
     took_s: f64,

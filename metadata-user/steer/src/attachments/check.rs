@@ -199,20 +199,23 @@ impl Attachments {
         self.checks.last = None;
     }
 
-    /// Checks the next [`CHECKED_AT_ONCE`] ports, and repairs what somebody else has changed. A round begins with the
-    /// hubs. Does nothing between two rounds. Returns true while a round is not complete.
+    /// Checks the next [`CHECKED_AT_ONCE`] ports, and repairs what somebody else has changed. The call that begins a round
+    /// checks the hubs first. Between two rounds this looks at the hubs' devices if one has changed, and at nothing else.
+    /// Returns true while a round is not complete.
     pub(crate) fn check(&mut self, now: Instant, hubs: &mut Hubs) -> bool {
         let since = self.checks.begun.map(|begun| now.saturating_duration_since(begun));
         let is_due = self.checks.last.is_none() && since.is_none_or(|since| since >= CHECK_EVERY);
         let is_hub_changed = std::mem::take(&mut self.checks.is_hub_changed);
         if is_due {
             self.begin_round(now, hubs);
-        } else if is_hub_changed {
+        } else {
             // A round looks at them itself. What is found just before one would count to the round that ends.
-            hubs.check_devices(|fault, place, repaired| self.checks.note(fault, place, repaired));
-        }
-        if !is_due && self.checks.last.is_none() {
-            return false;
+            if is_hub_changed {
+                hubs.check_devices(|fault, place, repaired| self.checks.note(fault, place, repaired));
+            }
+            if self.checks.last.is_none() {
+                return false;
+            }
         }
         let after = self.checks.last.take().map_or(Unbounded, Excluded);
         let names = self.ports.range((after, Unbounded)).map(|(port, _)| port.clone());

@@ -488,7 +488,7 @@ pub(crate) struct Stalls {
     pub(crate) count: u64,
     /// The first [`DESCRIBED`] of them.
     pub(crate) described: Vec<Stall>,
-    /// Waits beyond the limit that losses explain.
+    /// Number of waits beyond the limit that lost frames explain, so that they are no stalls.
     pub(crate) excused: u64,
     /// The longest wait of all.
     pub(crate) longest: Nanos,

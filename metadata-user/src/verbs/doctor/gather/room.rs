@@ -116,14 +116,13 @@ pub(super) fn agent(run: &Path) -> (Option<u32>, Option<PathBuf>) {
 }
 
 /// Longest wait for the agent's status: an agent that hangs must not hide what else is wrong.
-const PATIENCE: Duration = Duration::from_secs(3);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Returns the status of the agent of a run directory with all its ports, or why it gives none.
 pub(super) fn status(run: &Path) -> Result<AgentStatus, AgentSilence> {
     let refused = |reason: String| AgentSilence { hangs: false, reason };
-    let status = status::get_within(run, "/v1/status?ports=all", PATIENCE).map_err(|error| AgentSilence {
-        hangs: matches!(error, ClientError::Mute(_)),
-        reason: error.to_string(),
+    let status = status::get_within(run, "/v1/status?ports=all", STATUS_TIMEOUT).map_err(|error| {
+        AgentSilence { hangs: matches!(error, ClientError::Mute(_)), reason: error.to_string() }
     })?;
     serde_json::from_slice(&status)
         .map_err(|error| refused(format!("its status is of another version than this command: {error}")))

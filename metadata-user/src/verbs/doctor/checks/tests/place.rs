@@ -645,7 +645,7 @@ fn what_the_units_sandbox_hides_is_named() {
     config.records = Some("/srv/records".into());
     config.audit.to = Some("/rooted/audit.log".into());
     assert_eq!(super::super::room::hidden(&config), []);
-    config.records = Some("/root/records".into());
+    config.records = Some("/home/me/records".into());
     config.state = Some("/run/user/0/state".into());
     config.audit.to = Some("/home/me/audit.log".into());
     let found = super::super::room::hidden(&config);
