@@ -46,6 +46,7 @@ const OTHER_PARSERS: [(&str, &str); 18] = [
     ("src/verbs/trace.rs", "lines of the agent, read by its verbs"),
     ("src/verbs/options.rs", "answers of the agent, read by its verbs"),
     ("feed/src/state/asked_dialects.rs", "the agent's own file, with a limit of bytes for each line"),
+    ("feed/src/state/vm_events.rs", "the agent's own file, with a limit of bytes"),
     ("feed/src/state.rs", "the agent's own files, with a limit of bytes for each line"),
     ("feed/src/state/mailboxes.rs", "the agent's own file, with a limit of bytes"),
 ];

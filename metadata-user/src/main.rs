@@ -21,7 +21,8 @@ use metadata_user::verbs::options::{self, ConfigOverrides};
 #[cfg(feature = "kubevirt")]
 use metadata_user::verbs::webhook;
 use metadata_user::verbs::{
-    self, Exit, ExitError, check, doctor, explain, export, identity, instances, pages, release, top, trace,
+    self, Exit, ExitError, check, doctor, event, explain, export, identity, instances, pages, release, top,
+    trace,
 };
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -156,6 +157,11 @@ enum Verb {
     /// That is the password that it posted, its confirmation of the record's password, guest attributes and documents.
     /// The record's password is served again. The same happens when `vm.instance_id` of the record changes.
     Clear(instances::Clear),
+    /// Announce to a VM what the host will do, and see what its guest says of it.
+    ///
+    /// Guests read the events of their cloud's datasource: Azure's scheduled events, EC2's maintenance and spot notices,
+    /// GCE's maintenance events, and `/v1/events`. An event announces and does nothing: the platform acts.
+    Event(event::Event),
     /// Check whether this node can serve, and print each problem with its remedy.
     ///
     /// Checks the configuration, kernel, privileges, directories and ports. Changes nothing. Run it like the agent: as
@@ -478,6 +484,7 @@ fn run_verb(verb: Verb, log: LogHandle) -> anyhow::Result<Exit> {
         Verb::Get(verb) => return flushed(verb.run(&mut out), out),
         Verb::Rm(verb) => return flushed(verb.run(&mut out), out),
         Verb::Clear(verb) => return flushed(verb.run(&mut out), out),
+        Verb::Event(verb) => return flushed(verb.run(&mut out), out),
         Verb::Status { guest, agent, all, json } => {
             drop(out);
             return print_status(guest.as_deref(), &agent.run()?, all, json);

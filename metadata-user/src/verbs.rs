@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod doctor;
+pub mod event;
 pub mod explain;
 pub mod export;
 pub mod identity;
@@ -89,7 +90,7 @@ impl Exit {
             Self::Done => "done, and nothing is to be mended",
             Self::Failure => "something is to be mended, or failed; the output says what",
             Self::Usage => "wrong options or arguments; nothing was done",
-            Self::Late => "registered, but not attached in time",
+            Self::Late => "done, but not attached or acknowledged in time",
             Self::Conflict => "another record, change or agent is in the way; nothing was changed",
             Self::NoAgent => "no agent answers in the run directory",
             Self::Forbidden => "permission denied",
@@ -109,6 +110,9 @@ impl Exit {
             "ls" => &[Self::NoAgent],
             "status" | "top" => &[Self::NoAgent, Self::Unknown],
             "register" => &[Self::Late, Self::Conflict, Self::NoAgent],
+            "add" => &[Self::Late, Self::Conflict, Self::NoAgent, Self::Unknown],
+            "cancel" => &[Self::Conflict, Self::NoAgent, Self::Unknown],
+            "event" => &[Self::Late, Self::Conflict, Self::NoAgent, Self::Unknown],
             "get" | "rm" | "clear" | "trace" => &[Self::Conflict, Self::NoAgent, Self::Unknown],
             _ => &[],
         };

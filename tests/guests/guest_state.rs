@@ -141,3 +141,72 @@ fn a_guests_messages_reach_their_sink_and_a_failing_sink_refuses_none() {
         (&json!("phone_home"), &json!(node.guest.identity().instance_id))
     );
 }
+
+#[test]
+fn what_the_host_will_do_is_told_at_once_and_an_acknowledgement_ends_the_wait() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = OneGuest::with_record(|record| record["serve"] = json!({"imdsv2": "off"}));
+    let agent = node.agent();
+    let name = node.guest.identity().path(node.records.path());
+    let name = name.file_name().and_then(|name| name.to_str()).expect("a name");
+    let event = |words: &[&str]| {
+        let mut command = Command::new(binary().expect("the agent is built"));
+        command.arg("event").args(words).args(["--source", "file", "--json", "--run"]).arg(node.file("run"));
+        let output = command.output().expect("it runs");
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        (output.status.code(), said)
+    };
+    let azure = format!("{METADATA}/metadata/scheduledevents?api-version=2020-07-01");
+    let flavor = "Metadata-Flavor: Google";
+    let events = || {
+        let (status, text) = node.curl(&["-H", "Metadata: true", &azure]);
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str::<Value>(&text).expect("JSON")
+    };
+    assert_eq!(events(), json!({"DocumentIncarnation": 1, "Events": []}));
+    let maintenance = format!("{METADATA}/computeMetadata/v1/instance/maintenance-event");
+    let change = format!("{maintenance}?wait_for_change=true&timeout_sec=600");
+    let own = format!("{METADATA}/v1/events?incarnation=1&timeout=600");
+    std::thread::scope(|scope| {
+        let google = scope.spawn(|| node.curl(&["-H", flavor, &change]));
+        let neutral = scope.spawn(|| node.curl(&[&own]));
+        eventually(PATIENCE, || {
+            ensure!(total(&agent.metrics()?, "xdp_imds_parked_requests", Some(("reason", "change"))) == 2);
+            Ok(())
+        })
+        .expect("requests that wait");
+        let add =
+            ["add", name, "--kind", "freeze", "--id", "drain-1", "--not-before", "2030-01-01T00:00:00Z"];
+        assert_eq!(event(&add).0, Some(0));
+        assert_eq!(google.join().expect("an answer"), (200, "MIGRATE_ON_HOST_MAINTENANCE".to_owned()));
+        let (status, told) = neutral.join().expect("an answer");
+        assert!(status == 200 && told.contains("drain-1"), "{status} {told}");
+    });
+    let told = events();
+    assert_eq!((&told["DocumentIncarnation"], &told["Events"][0]["EventId"]), (&json!(2), &json!("drain-1")));
+    // Nobody waits for a guest without a limit, and its acknowledgement ends the wait.
+    let wait = |wait: &str| event(&["add", name, "--kind", "freeze", "--id", "drain-1", "--wait", wait]);
+    assert_eq!(wait("100ms").0, Some(3), "the guest is silent");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| wait("30s"));
+        let start = json!({"StartRequests": [{"EventId": "drain-1"}]}).to_string();
+        assert_eq!(node.curl(&["-H", "Metadata: true", "-d", &start, &azure]).0, 200);
+        let (code, document) = waiting.join().expect("an end");
+        assert!(code == Some(0) && document["events"][0]["acknowledged"].is_string(), "{code:?} {document}");
+    });
+    // Events outlive the agent, and end as the operator says.
+    agent.kill().expect("an agent to kill");
+    let _agent = node.agent();
+    assert_eq!(events()["Events"][0]["EventId"], "drain-1");
+    assert_eq!(event(&["cancel", name, "drain-1"]).0, Some(0));
+    eventually(PATIENCE, || {
+        ensure!(events()["Events"] == json!([]), "{}", events());
+        Ok(())
+    })
+    .expect("a cancelled event is not pending");
+    assert_eq!(node.curl(&["-H", flavor, &maintenance]).1, "NONE");
+    assert_eq!(event(&["cancel", name, "other"]).0, Some(7), "there is no such event");
+    assert_eq!(event(&["ls", name]).1["events"][0]["state"], "cancelled");
+}

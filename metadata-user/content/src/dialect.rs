@@ -53,6 +53,7 @@ mod digitalocean;
 mod document;
 mod ec2;
 mod eve;
+mod events;
 mod gce;
 mod hetzner;
 mod json;
@@ -246,6 +247,7 @@ pub fn computation_timeout(path: &str) -> Duration {
 /// Renders all answers for a VM. Paths of dialects not in `serve.dialects` are left out.
 #[must_use]
 pub fn render(record: &Record, interner: &mut Interner, vm: VmState) -> Responses {
+    vm.mailbox.events().note_record(record);
     render_dialects(record, interner, vm, served(record))
 }
 
@@ -260,6 +262,7 @@ fn render_dialects(record: &Record, interner: &mut Interner, vm: VmState, dialec
         (row.dialect.render)(record, &mut routes);
     }
     common::render_reports(&mut routes);
+    events::render(&mut routes);
     if issues {
         tokens::render(&mut routes);
     }

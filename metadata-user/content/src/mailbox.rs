@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::{fmt, io};
 
 use crate::account::Account;
+use crate::event::VmEvents;
 use crate::record::Dialects;
 use crate::record::values::is_uuid;
 use crate::record::vm::Sinks;
@@ -70,6 +71,7 @@ pub struct Mailbox {
     waits: Mutex<ParkedRequests>,
     noted: Mutex<RecordValues>,
     account: Arc<Account>,
+    events: VmEvents,
     /// The bits of [`Dialects`].
     asked: AtomicU32,
 }
@@ -113,6 +115,7 @@ impl Mailbox {
             waits: Mutex::default(),
             noted,
             account: Arc::default(),
+            events: VmEvents::default(),
             asked: AtomicU32::new(0),
         }
     }
@@ -133,6 +136,12 @@ impl Mailbox {
     #[must_use]
     pub fn account(&self) -> &Arc<Account> {
         &self.account
+    }
+
+    /// Returns the events of the VM. The control side alone changes them, but for acknowledgements.
+    #[must_use]
+    pub fn events(&self) -> &VmEvents {
+        &self.events
     }
 
     /// Returns the dialects that the guest has asked for.

@@ -40,6 +40,7 @@ use vm::{
     Schema, SigningSettings, Sinks, SshKey, SystemdCredential, Vm,
 };
 
+use crate::event::ScheduledEvent;
 use crate::parser;
 use crate::parser::Syntax;
 
@@ -161,6 +162,9 @@ pub struct Record {
     /// What tokens that others verify say about the VM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<Box<IdentitySettings>>,
+    /// What the host will do to the VM, as its guest is told.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<ScheduledEvent>,
     /// Which dialects serve the record, and how.
     #[serde(default)]
     pub serve: ServeSettings,
@@ -262,6 +266,7 @@ impl Record {
         self.disks.shrink_to_fit();
         self.files.shrink_to_fit();
         self.systemd_credentials.shrink_to_fit();
+        self.events.shrink_to_fit();
     }
 
     /// Serializes the record as JSON with the values read from its source files, secrets among them. Write the result

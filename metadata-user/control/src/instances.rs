@@ -3,6 +3,7 @@
 //! The agent and its clients use these types on the control socket. `openapi.json` beside the agent's handlers
 //! describes them.
 
+use metadata_content::event::{EventDocument, ScheduledEvent};
 use metadata_content::source::RecordSource;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
@@ -254,6 +255,68 @@ pub fn clear(run: &Path, source: RecordSource, name: &str) -> Result<(), Registr
     let question = StatusRequest { method: "DELETE", path: &path, fields: &[], body: &[], timeout: TIMEOUT };
     let reply = ask(run, &question)?;
     if reply.status == 204 { Ok(()) } else { Err(failure(reply)) }
+}
+
+/// Longest time a client may wait for a guest to acknowledge an event.
+pub const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(30);
+
+/// The URL path of the events of an instance's VM, with the event's id if one is meant.
+fn events_path(source: RecordSource, name: &str, id: Option<&str>) -> String {
+    let path = path_of(source, name).replacen("/v1/instances/", "/v1/events/", 1);
+    let Some(id) = id else { return path };
+    let sign = if path.contains('?') { '&' } else { '?' };
+    format!("{path}{sign}id={}", utf8_percent_encode(id, PLAIN))
+}
+
+/// Reads the events of an instance's VM.
+pub fn events(run: &Path, source: RecordSource, name: &str) -> Result<EventDocument, RegistrationError> {
+    read(get(run, &events_path(source, name, None))?, &[200])
+}
+
+/// Adds an event, or replaces the one of its id.
+pub fn add_event(
+    run: &Path,
+    source: RecordSource,
+    name: &str,
+    event: &ScheduledEvent,
+) -> Result<EventDocument, RegistrationError> {
+    let (path, body) = (events_path(source, name, None), serde_json::json!(event).to_string());
+    let fields = ["Content-Type: application/json".to_owned()];
+    let question = StatusRequest {
+        method: "PUT",
+        path: &path,
+        fields: &fields,
+        body: body.as_bytes(),
+        timeout: TIMEOUT,
+    };
+    read(ask(run, &question)?, &[200])
+}
+
+/// Cancels an event.
+pub fn cancel_event(
+    run: &Path,
+    source: RecordSource,
+    name: &str,
+    id: &str,
+) -> Result<EventDocument, RegistrationError> {
+    let path = events_path(source, name, Some(id));
+    let question = StatusRequest { method: "DELETE", path: &path, fields: &[], body: &[], timeout: TIMEOUT };
+    read(ask(run, &question)?, &[200])
+}
+
+/// Waits until the guest has acknowledged an event or the event is over, at most [`ACKNOWLEDGED_WITHIN`].
+pub fn wait_for_acknowledgement(
+    run: &Path,
+    source: RecordSource,
+    name: &str,
+    id: &str,
+    wait: Duration,
+) -> Result<EventDocument, RegistrationError> {
+    let millis = wait.as_micros().div_ceil(1_000);
+    let path = format!("{}&wait=acknowledged&timeout={millis}ms", events_path(source, name, Some(id)));
+    let question =
+        StatusRequest { method: "GET", path: &path, fields: &[], body: &[], timeout: TIMEOUT + wait };
+    read(ask(run, &question)?, &[200])
 }
 
 /// The conditions of a registration.

@@ -27,6 +27,7 @@ pub mod mailboxes;
 pub mod private_file;
 pub mod save_queue;
 pub mod token_file;
+pub mod vm_events;
 
 #[cfg(test)]
 mod tests;

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use metadata_common::mac::Mac;
 use metadata_common::port::PortName;
+use metadata_content::event::EventRefused;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::Instance;
 use metadata_control::status::{AgentStatus, PortFilter};
@@ -32,7 +33,8 @@ use super::health::Health;
 use crate::config::Config;
 pub(super) use answers::AnswerPublisher;
 pub(super) use catalogue::{
-    ClearedData, RecordCatalogue, RegistrationConfig, RegistrationConflict, TaggedRecord, etag,
+    ChangedEvents, ClearedData, EventChange, RecordCatalogue, RegistrationConfig, RegistrationConflict,
+    TaggedRecord, etag,
 };
 pub(super) use ports::{NodePorts, TapGuard};
 pub(super) use reporter::Reporter;
@@ -95,6 +97,17 @@ impl Node {
     pub(super) fn unregister(&mut self, id: &RecordId) {
         self.waiting.forget(id);
         self.ports.touch(self.catalogue.unregister(id));
+    }
+
+    /// Changes or reads the events of a record's VM. `None` if there is no such record.
+    pub(super) fn change_events(
+        &mut self,
+        id: &RecordId,
+        change: EventChange,
+    ) -> Option<Result<ChangedEvents, EventRefused>> {
+        let (done, touched) = self.catalogue.change_events(id, change)?;
+        self.ports.touch(touched);
+        Some(done)
     }
 
     /// Replies once all ports of a record are attached; drops the reply if the record is removed before.

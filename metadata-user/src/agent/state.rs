@@ -16,6 +16,7 @@ use crate::delivery::{self, Deliveries};
 use crate::metrics;
 use metadata_common::printable::counted;
 use metadata_content::identity::Issuer;
+use metadata_content::mailbox::Mailbox;
 use metadata_content::record::{Owner, Record, RecordLimits};
 use metadata_content::sink::{MessageLoss, Outbox, SinkCounts};
 use metadata_content::store::VmState;
@@ -26,6 +27,7 @@ use metadata_feed::state::asked_dialects::{self, DialectsByUuid};
 use metadata_feed::state::mailboxes::{self, FormerRecords, Mailboxes};
 use metadata_feed::state::save_queue::{SaveQueue, StateFile, UnsavedFiles};
 use metadata_feed::state::token_file;
+use metadata_feed::state::vm_events::{self, EventsByOwner};
 
 /// The key file's name in the state directory.
 pub(super) const KEY_FILE: &str = "token.key";
@@ -52,6 +54,8 @@ pub struct NodeState {
     saves: SaveQueue,
     /// The file of dialects that guests have asked for, and what was last queued for it.
     asked: Option<(PathBuf, Mutex<DialectsByUuid>)>,
+    /// The file of events, and what was last queued for it.
+    events: Option<(PathBuf, Mutex<EventsByOwner>)>,
     outbox: Outbox,
     /// The issuer of identity tokens, if the node has one.
     issuer: Option<Issuer>,
@@ -121,6 +125,14 @@ fn read_asked(path: &Path) -> DialectsByUuid {
     })
 }
 
+/// Reads the events of VMs. Without the file, those that operators added are lost.
+fn read_events(path: &Path) -> EventsByOwner {
+    vm_events::read(path).unwrap_or_else(|error| {
+        warn!(file = %path.display(), "expected the events of VMs, found: {error}; add those that are still to come again");
+        EventsByOwner::new()
+    })
+}
+
 pub(super) fn unix_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -152,6 +164,12 @@ impl NodeState {
             mailboxes.remember(known.clone());
             (path, Mutex::new(known))
         });
+        let events = config.state.as_ref().map(|directory| {
+            let path = directory.join(vm_events::FILE);
+            let known = read_events(&path);
+            mailboxes.restore_events(known.clone());
+            (path, Mutex::new(known))
+        });
         let given = config.token_key.as_deref().map(given).transpose()?.flatten();
         let (keyring, key_file, given_key) = match given {
             Some((keyring, path)) => (keyring, None, Some(path)),
@@ -165,6 +183,7 @@ impl NodeState {
             mailboxes: Arc::new(mailboxes),
             saves: saves.clone(),
             asked,
+            events,
             outbox,
             issuer: None,
             without: HashMap::new(),
@@ -233,6 +252,7 @@ impl NodeState {
             !due(since) && !is_known
         });
         self.save_asked();
+        self.save_events();
         if self.sweep_at.is_some_and(|at| now >= at) {
             let swept = mailboxes.sweep(known.iter().copied());
             self.sweep_at = swept.is_err().then(|| now + FORGET_AFTER);
@@ -251,6 +271,9 @@ impl NodeState {
         if let Some((path, _)) = &self.asked {
             self.mailboxes.remember(read_asked(path));
         }
+        if let Some((path, _)) = &self.events {
+            self.mailboxes.restore_events(read_events(path));
+        }
     }
 
     /// The queue that writes the files of the state directory.
@@ -263,6 +286,7 @@ impl NodeState {
     /// the disk refused.
     pub fn save(&self) -> Option<UnsavedFiles> {
         self.save_asked();
+        self.save_events();
         self.saves.flush();
         self.saves.unsaved(StateFile::is_of_guest)
     }
@@ -276,6 +300,24 @@ impl NodeState {
             queued.clone_from(&asked);
             let path = path.clone();
             self.saves.submit(StateFile::Dialects, move || asked_dialects::write(&path, &asked));
+        }
+    }
+
+    /// The mailbox of a VM.
+    #[must_use]
+    pub fn mailbox(&self, vm: &Owner) -> Arc<Mailbox> {
+        self.mailboxes.get(vm)
+    }
+
+    /// Queues a write of the events of VMs, if they have changed since the last write.
+    pub fn save_events(&self) {
+        let Some((path, queued)) = &self.events else { return };
+        let events = self.mailboxes.events();
+        let mut queued = queued.lock().unwrap_or_else(PoisonError::into_inner);
+        if *queued != events {
+            queued.clone_from(&events);
+            let path = path.clone();
+            self.saves.submit(StateFile::Events, move || vm_events::write(&path, &events));
         }
     }
 

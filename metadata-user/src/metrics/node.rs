@@ -267,6 +267,12 @@ pub(super) fn errands(
         [(NONE, messages.waits_ended)],
     );
     out.family(
+        "xdp_imds_pending_events",
+        "Events of VMs that are scheduled or have begun.",
+        MetricType::Gauge,
+        [(NONE, mailboxes.pending_events)],
+    );
+    out.family(
         "xdp_imds_state_errors_total",
         "Failures to read or write a file of the state directory, by operation.",
         MetricType::Counter,

@@ -116,7 +116,7 @@ fn text() -> String {
         config_reloads: Reloads { done: 65, failed: 66 },
         errands: BackgroundCounters {
             messages: SinkCounts { delivered: 71, failed: 72, dropped: 73, waiting: 74, waits_ended: 75 },
-            mailboxes: MailboxCounts { saves_failed: 76, loads_failed: 77 },
+            mailboxes: MailboxCounts { saves_failed: 76, loads_failed: 77, pending_events: 0 },
             unsaved: 97,
         },
         refused_by_ports: 93,

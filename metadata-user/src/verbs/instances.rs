@@ -58,7 +58,7 @@ pub struct Register {
 }
 
 /// Reads a [`RecordSource`] by its name.
-fn source_parser() -> impl TypedValueParser<Value = RecordSource> {
+pub(super) fn source_parser() -> impl TypedValueParser<Value = RecordSource> {
     let word = |source: RecordSource| {
         let title = source.title().split_at(1);
         let help = format!("{}{}; a record's name is {}", title.0.to_uppercase(), title.1, source.names());
@@ -122,9 +122,9 @@ pub struct Clear {
 
 /// The options of all these verbs.
 #[derive(clap::Args, Debug)]
-struct CommonArgs {
+pub(super) struct CommonArgs {
     #[command(flatten)]
-    agent: Agent,
+    pub(super) agent: Agent,
     /// Print JSON, for problems too.
     #[arg(long)]
     json: bool,
@@ -222,17 +222,17 @@ impl GetArgs {
 }
 
 /// Whether a user means an instance by a name.
-type IsMeant = fn(&Instance, &str) -> bool;
+pub(super) type IsMeant = fn(&Instance, &str) -> bool;
 
-/// Whether `clear` may take an instance for the one that a user names. A tenant chooses the name, the UUID and the MACs of
+/// Whether a verb that changes something may take an instance for the one that a user names. A tenant chooses the name, the UUID and the MACs of
 /// its VM, and may choose those of another: only the instance's own name counts there.
-fn is_clearable(instance: &Instance, name: &str) -> bool {
+pub(super) fn is_clearable(instance: &Instance, name: &str) -> bool {
     if instance.source.is_of_tenants() { instance.is_named(name) } else { instance.is_called(name) }
 }
 
 /// The source and the name of the instance that a user means, of `source` or of any: the registration of this name; else
 /// the only instance that `is_meant` by it.
-fn find(
+pub(super) fn find(
     run: &Path,
     source: Option<RecordSource>,
     name: &str,
@@ -311,7 +311,7 @@ fn called_by_tenant(instance: &Instance, name: &str) -> RegistrationError {
         title: "No such instance".into(),
         status: 404,
         detail: format!(
-            "no instance is called `{name}`, but the VM of {own}, whose tenant chose that: `xdp-imds clear {own}` clears it"
+            "no instance is called `{name}`, but the VM of {own}, whose tenant chose that: name it by {own}"
         ),
         conflict: None,
         registered: None,
@@ -440,7 +440,7 @@ impl Clear {
 
 impl CommonArgs {
     /// Prints the outcome. Returns its exit code.
-    fn finish<T: serde::Serialize>(
+    pub(super) fn finish<T: serde::Serialize>(
         &self,
         out: &mut dyn Write,
         done: Result<T, RegistrationError>,
@@ -514,8 +514,12 @@ fn table(instances: &[Instance], out: &mut dyn Write) -> io::Result<()> {
         ]
         .map(printable)
     });
-    let rows: Vec<_> = std::iter::once(head).chain(rows).collect();
-    let widths: [usize; 5] =
+    columns(std::iter::once(head).chain(rows).collect(), out)
+}
+
+/// Prints rows as a table.
+pub(super) fn columns<const N: usize>(rows: Vec<[String; N]>, out: &mut dyn Write) -> io::Result<()> {
+    let widths: [usize; N] =
         std::array::from_fn(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or_default());
     for row in rows {
         let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));

@@ -310,8 +310,9 @@ fn posted(text: &str) {
         "/openstack/2013-04-04/password",
         "/MAAS/metadata/status/",
         "/machine/?comp=health",
+        "/metadata/scheduledevents",
     ] {
-        _ = Question::get(path).by(Method::Post).saying(text).ask(&responses);
+        _ = Question::get(path).by(Method::Post).with("Metadata", "true").saying(text).ask(&responses);
     }
 }
 

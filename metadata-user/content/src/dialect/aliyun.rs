@@ -8,11 +8,13 @@ use serde_json::{Map, Value};
 use std::sync::{Arc, LazyLock};
 
 use super::document::{DocumentNode, PartKind};
+use super::events::utc;
 use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT, computed};
 use super::tokens::UNPROXIED;
 use super::tokens::{audience, signed};
 use super::{AccessCondition, Description, Mount, tokens};
 use crate::dialect::json::json;
+use crate::event::EventKind;
 use crate::http::{Response, StatusCode};
 use crate::identity::{SigningRequest, VmIssuer};
 use crate::record;
@@ -69,7 +71,12 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
         };
         routes.guarded(path, guards, response);
     }
-    let document = routes.document(&document(record));
+    let mut document = document(record);
+    if let Some(event) = routes.events().pending().find(|event| event.kind == EventKind::Preempt) {
+        let time = event.not_before.as_ref().map_or_else(String::new, utc);
+        document["instance"]["spot"] = json!({ "termination-time": time });
+    }
+    let document = routes.document(&document);
     // `all`, and each of its members as a directory or a leaf, as EC2's tree does.
     let tree = computed("`all` as JSON, and its members as a tree", move |call| {
         if call.rest == "/all" {

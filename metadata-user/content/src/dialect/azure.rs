@@ -22,10 +22,13 @@ use std::net::IpAddr;
 use std::sync::LazyLock;
 
 use super::document::{DocumentNode, JsonDocument, PartKind};
+use super::events::{acknowledge, imf_fixdate};
 use super::route_builder::{JSON, RouteBuilder, TEXT, computed};
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
-use crate::http::{Body, Response, StatusCode};
+use crate::event::{EventDocument, EventKind, EventState, ScheduledEvent};
+use crate::http::{Body, Method, Response, StatusCode};
+use crate::parser;
 use crate::record::Record;
 use crate::record::network::{Address, AddressMethod, NetworkMode, Nic};
 use crate::record::values::{Cidr, Line};
@@ -91,7 +94,6 @@ const VERSIONS: [&str; 35] = [
 static VERSIONS_DOCUMENT: LazyLock<Bytes> =
     LazyLock::new(|| json!({ "apiVersions": VERSIONS.as_slice() }).to_string().into());
 const NO_BALANCER: &str = r#"{"error":"No load balancer metadata is found. Check if your virtual machine is using any nonbasic SKU load balancer and retry later."}"#;
-const NO_EVENTS: &str = r#"{"DocumentIncarnation":1,"Events":[]}"#;
 
 static GUARDS: LazyLock<[RequestGuard; 2]> = LazyLock::new(|| {
     [
@@ -137,8 +139,11 @@ fn too_many() -> Response {
 fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     let versions = routes.found(DOCUMENT, VERSIONS_DOCUMENT.clone());
     routes.guarded("/metadata/versions", &*GUARDS, versions);
-    let events = routes.found(DOCUMENT, NO_EVENTS);
-    routes.guarded("/metadata/scheduledevents", &*GUARDS, events);
+    let events = computed("scheduled events; POST acknowledges one", {
+        let document = scheduled_events(record, routes.events());
+        move |call| answer_events(call, &document)
+    });
+    routes.live("/metadata/scheduledevents", EVENT_METHODS, &*GUARDS, events);
     // What Azure answers for a VM without a load balancer.
     let no_balancer = computed("the VM has no load balancer", |call| {
         let found = |_| Response::new(StatusCode(404), Some(JSON), &[], NO_BALANCER);
@@ -160,6 +165,71 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     wireserver::render(record, routes);
     routes.at(Host::HostPlugin);
     wireserver::render_host_plugin(routes);
+}
+
+// Scheduled events: https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events.
+
+const EVENT_METHODS: Methods = Methods::of(&[Method::Get, Method::Head, Method::Post]);
+
+/// Returns Azure's document of the events that are still to come or have begun.
+fn scheduled_events(record: &Record, events: &EventDocument) -> Bytes {
+    let event = |event: &ScheduledEvent| {
+        let is_started = event.state == EventState::Started;
+        let not_before = event.not_before.as_ref().filter(|_| !is_started);
+        json!({
+            "Description": event.description(),
+            // How long the host takes is not known.
+            "DurationInSeconds": -1,
+            "EventId": event.id.as_str(),
+            "EventSource": "Platform",
+            "EventStatus": if is_started { "Started" } else { "Scheduled" },
+            "EventType": match event.kind {
+                EventKind::Freeze => "Freeze",
+                EventKind::Reboot => "Reboot",
+                EventKind::Redeploy => "Redeploy",
+                EventKind::Terminate => "Terminate",
+                EventKind::Preempt => "Preempt",
+            },
+            "NotBefore": not_before.map_or_else(String::new, imf_fixdate),
+            "ResourceType": "VirtualMachine",
+            "Resources": [record.vm.name.as_str()],
+        })
+    };
+    let pending: Vec<_> = events.pending().map(event).collect();
+    json!({ "DocumentIncarnation": events.incarnation, "Events": pending }).to_string().into()
+}
+
+/// Body of a POST: the events that the guest is ready for.
+#[derive(serde::Deserialize)]
+struct StartRequests {
+    #[serde(rename = "StartRequests")]
+    requests: Vec<StartRequest>,
+}
+
+#[derive(serde::Deserialize)]
+struct StartRequest {
+    #[serde(rename = "EventId")]
+    id: String,
+}
+
+/// Answers with the document, or notes the events that the guest acknowledges. The whole body is refused if one of its
+/// events does not exist.
+fn answer_events(call: &LiveRequest<'_>, document: &Bytes) -> Response {
+    if call.request.method != Method::Post {
+        return Response::new(StatusCode(200), Some(DOCUMENT), &[], document.clone());
+    }
+    let Ok(StartRequests { requests }) = parser::json(call.request.body) else {
+        return bad("The body must be a document with StartRequests");
+    };
+    let known = call.vm.mailbox.events().document();
+    let is_pending = |request: &StartRequest| known.pending().any(|event| event.id.as_str() == request.id);
+    if !(1..=known.events.len()).contains(&requests.len()) || !requests.iter().all(is_pending) {
+        return bad("EventId not found");
+    }
+    for request in &requests {
+        acknowledge(call, &request.id);
+    }
+    Response::new(StatusCode(200), Some(DOCUMENT), &[], "")
 }
 
 /// Serves `/metadata/instance` of one VM.

@@ -60,24 +60,21 @@ pub(super) fn render_root(record: &Record, routes: &mut RouteBuilder<'_>) {
 
 // Paths to which a guest of any cloud can report its boot.
 //
-// cloud-init's `phone_home` and webhook reporting post to any URL in their configuration. These two paths forward the
-// body to the record's sinks. The answer is 413 to a body that is too large, else a success, even if the message is
+// cloud-init's `phone_home` and webhook reporting post to any URL in their configuration. `/v1/phone-home` and
+// `/v1/events` (module `events`) forward the body to the record's sinks. The answer is 413 to a body that is too large, else a success, even if the message is
 // dropped: a guest would only retry after an error.
 
 const POST: Methods = Methods::of(&[Method::Post]);
 
-/// Adds the two paths for every record.
+/// Adds the path of `phone_home` for every record.
 pub(super) fn render_reports(routes: &mut RouteBuilder<'_>) {
     routes.begin(EVERY_DIALECT);
-    for (path, kind, about) in [
-        ("/v1/phone-home", MessageKind::PhoneHome, "forwards phone_home's form, at most 16 KiB"),
-        ("/v1/events", MessageKind::Event, "forwards an event"),
-    ] {
-        routes.live(path, POST, &[], computed(about, move |call| forward(call, kind)));
-    }
+    let about = "forwards phone_home's form, at most 16 KiB";
+    routes.live("/v1/phone-home", POST, &[], computed(about, |call| forward(call, MessageKind::PhoneHome)));
 }
 
-fn forward(call: &LiveRequest<'_>, kind: MessageKind) -> Response {
+/// Forwards a guest's message to the sink of its kind.
+pub(super) fn forward(call: &LiveRequest<'_>, kind: MessageKind) -> Response {
     let body = call.request.body;
     if body.len() > kind.most_bytes() {
         return Response::error(StatusCode(413), &[]);
@@ -133,7 +130,8 @@ mod tests {
                 (Method::Post, "/v1/phone-home", &long[..], 413),
                 (Method::Post, "/v1/events", &long[..], 200),
                 (Method::Post, "/v1/events", br#"{"name":"init-local"}"#, 200),
-                (Method::Get, "/v1/events", b"", 405),
+                (Method::Get, "/v1/events", b"", 200),
+                (Method::Put, "/v1/events", b"", 405),
                 (Method::Put, "/v1/phone-home", b"", 405),
             ] {
                 let answer = ask_with(&responses, method, path, &[], body);

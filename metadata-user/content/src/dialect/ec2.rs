@@ -22,11 +22,13 @@ use std::net::IpAddr;
 use std::sync::{Arc, LazyLock};
 use tree::Tree;
 
+use super::events::{imf_fixdate, utc};
 use super::route_builder::{RouteBuilder, TEXT, computed};
 use super::tokens::UNPROXIED;
 use super::tokens::signed;
 use super::{AccessCondition, Description, Mount, tokens};
 use crate::dialect::json::json;
+use crate::event::{EventKind, EventState, ScheduledEvent};
 use crate::http::{Response, StatusCode};
 use crate::identity::SigningRequest;
 use crate::record::values::{Cidr, Timestamp};
@@ -90,11 +92,71 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     disks(record, &mut tree);
     iam(record, &mut tree);
     document(record, &mut tree);
+    events(&mut tree);
     if let Some(user_data) = &record.user_data {
         let response = tree.routes().payload(user_data);
         tree.leaf("/latest/user-data", response);
     }
     tree.finish();
+}
+
+/// Adds what the host will do. Without events the paths do not exist, as for an instance that AWS has no plans for:
+/// clients take a 404 for "nothing", and a crawl at boot is shorter.
+/// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-metadata.html
+fn events(tree: &mut Tree<'_, '_>) {
+    let document = tree.routes().events().clone();
+    if document.events.is_empty() {
+        return;
+    }
+    let all = || document.events.iter().map(|known| &known.event);
+    let (pending, over): (Vec<_>, Vec<_>) =
+        all().filter(|event| event.kind != EventKind::Preempt).partition(|event| event.is_pending());
+    for (path, events) in [
+        ("/latest/meta-data/events/maintenance/history", over),
+        ("/latest/meta-data/events/maintenance/scheduled", pending),
+    ] {
+        let events: Vec<_> = events.into_iter().map(maintenance).collect();
+        tree.text(path, Value::from(events).to_string());
+    }
+    // An end that has no time yet comes as soon as possible.
+    let time = |event: &ScheduledEvent| event.not_before.as_ref().map_or_else(|| EPOCH.to_owned(), utc);
+    if let Some(event) = document.pending().find(|event| event.kind == EventKind::Preempt) {
+        let time = time(event);
+        let rebalance = json!({ "noticeTime": time.clone() }).to_string();
+        tree.text("/latest/meta-data/events/recommendations/rebalance", rebalance);
+        let action = json!({ "action": "terminate", "time": time.clone() }).to_string();
+        tree.text("/latest/meta-data/spot/instance-action", action);
+        tree.text("/latest/meta-data/spot/termination-time", time);
+    }
+    if document.pending().any(|event| event.kind == EventKind::Terminate) {
+        tree.text("/latest/meta-data/autoscaling/target-lifecycle-state", "Terminated");
+    }
+}
+
+/// Returns an event as an element of `scheduled` or `history`.
+fn maintenance(event: &ScheduledEvent) -> Value {
+    let (state, mark) = match event.state {
+        EventState::Scheduled | EventState::Started => ("active", ""),
+        EventState::Completed => ("completed", "[Completed] "),
+        EventState::Cancelled => ("canceled", "[Canceled] "),
+    };
+    let code = match event.kind {
+        EventKind::Freeze | EventKind::Preempt => "system-maintenance",
+        EventKind::Reboot => "system-reboot",
+        EventKind::Redeploy => "instance-stop",
+        EventKind::Terminate => "instance-retirement",
+    };
+    // `21 Jan 2019 09:00:43 GMT`: HTTP's form without the day of the week.
+    let date = |time: &Timestamp| imf_fixdate(time).split_off("Mon, ".len());
+    let not_before = event.not_before.as_ref().map_or_else(String::new, date);
+    json!({
+        "Code": code,
+        "Description": format!("{mark}{}", event.description()),
+        "EventId": event.id.as_str(),
+        "NotAfter": not_before.clone(),
+        "NotBefore": not_before,
+        "State": state,
+    })
 }
 
 /// Adds identity and placement, which every VM has.

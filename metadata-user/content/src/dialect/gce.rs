@@ -147,7 +147,8 @@ impl fmt::Debug for Server {
 
 impl Server {
     fn new(record: &Record, routes: &mut RouteBuilder<'_>) -> Self {
-        let document = routes.document(&tree::whole(record));
+        let tree = tree::whole(record, routes.events());
+        let document = routes.document(&tree);
         let for_cloud_init = tree::for_cloud_init(record).map(|tree| routes.document(&tree));
         let mut long = Vec::new();
         find_long(document.root(), &mut long);

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::claims;
 use super::document::JsonDocument;
 use super::yaml;
+use crate::event::EventDocument;
 use crate::http::{Body, Response, StatusCode};
 use crate::identity::VmIssuer;
 use crate::record::vm::Payload;
@@ -35,6 +36,7 @@ pub(super) struct RouteBuilder<'a> {
     datasource: Datasource,
     host: Host,
     issuer: Option<Arc<VmIssuer>>,
+    events: EventDocument,
     /// Payloads added before, with their responses.
     payloads: Vec<(Bytes, Response)>,
 }
@@ -44,6 +46,7 @@ impl<'a> RouteBuilder<'a> {
         Self {
             interner,
             issuer: vm.issuer.clone(),
+            events: vm.mailbox.events().document(),
             routes: Responses::builder(vm),
             dialect: "",
             datasource: Datasource::NONE,
@@ -55,6 +58,11 @@ impl<'a> RouteBuilder<'a> {
     /// Returns the issuer of the VM's identity tokens; `None` on a node without an issuer.
     pub(super) fn issuer(&self) -> Option<&Arc<VmIssuer>> {
         self.issuer.as_ref()
+    }
+
+    /// Returns the events of the VM.
+    pub(super) fn events(&self) -> &EventDocument {
+        &self.events
     }
 
     /// Starts a dialect: later routes belong to it, at 169.254.169.254.

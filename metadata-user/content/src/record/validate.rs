@@ -16,6 +16,7 @@ use super::vm::{FileSource, Payload};
 use super::{PathStep, RecordText, way};
 use super::{Record, RecordLimits};
 use super::{RecordError, Warning};
+use crate::event::EVENTS_PER_VM;
 use crate::parser;
 
 /// Warnings of a record get a line and a column until its text was read again so many times, and
@@ -54,6 +55,7 @@ pub(super) fn validate(
     validator.credentials(record)?;
     validator.serving(record)?;
     validator.identity(record)?;
+    validator.events(record)?;
     Ok(validator.warnings)
 }
 
@@ -114,6 +116,19 @@ impl Validator<'_> {
         }
         let expected = format!("host name and domain of at most {FQDN_BYTES} bytes");
         self.refuse(&way!["hostname"], expected, length, "shorten the domain")
+    }
+
+    fn events(&self, record: &Record) -> ValidationResult {
+        let events = &record.events;
+        self.at_most(&way!["events"], EVENTS_PER_VM, events.len(), "events")?;
+        let mut ids = HashSet::new();
+        for (n, event) in events.iter().enumerate() {
+            if !ids.insert(event.id.as_str()) {
+                let expected = "an id that no other event has";
+                return self.refuse(&way!["events", n, "id"], expected, &event.id, "choose another");
+            }
+        }
+        Ok(())
     }
 
     fn payloads(&mut self, record: &Record) -> ValidationResult {

@@ -1,6 +1,7 @@
 //! Translates a VMI and its pod into a record. This module reads only through its arguments.
 
 mod data;
+mod events;
 
 #[cfg(test)]
 mod tests;
@@ -134,6 +135,7 @@ fn record(
     // Never by what the VMI says of itself.
     record.vm.owner = Some(vmi.owner());
     (record.user_data, record.vendor_data) = (user.map(Into::into), vendor.map(Into::into));
+    record.events = events::of(vmi);
     record.serve = options.serve.clone();
     // A Secret may be as large as this limit, and KubeVirt accepts it whole.
     record.serve.limits.user_data = USER_DATA_MAX;

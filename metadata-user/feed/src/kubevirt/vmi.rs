@@ -133,6 +133,9 @@ pub struct Meta {
     /// `None` if it is unknown: an earlier release did not keep it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner_references: Option<Vec<OwnerReference>>,
+    /// When the VMI is to be gone, once somebody has deleted it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletion_timestamp: Option<String>,
 }
 
 /// One of `metadata.ownerReferences`.
@@ -423,6 +426,28 @@ pub struct VmiStatus {
     /// The NICs as observed.
     #[serde(deserialize_with = "or_default")]
     pub interfaces: Vec<StatusInterface>,
+    /// The node that the VM is to leave, because it is drained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evacuation_node_name: Option<String>,
+    /// The last live migration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration_state: Option<MigrationState>,
+}
+
+/// `status.migrationState`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct MigrationState {
+    /// UID of the VirtualMachineInstanceMigration.
+    pub migration_uid: String,
+    /// When the source began to send the VM's memory.
+    pub start_timestamp: Option<String>,
+    /// When it was over.
+    pub end_timestamp: Option<String>,
+    /// The VM runs on the target.
+    pub completed: bool,
+    /// The VM stays on the source.
+    pub failed: bool,
 }
 
 /// One of `status.interfaces`.

@@ -21,6 +21,7 @@ use std::{fs, io};
 use crate::state::asked_dialects::DialectsByUuid;
 use crate::state::private_file;
 use crate::state::save_queue::{SaveQueue, StateFile};
+use crate::state::vm_events::EventsByOwner;
 use crate::state::{OtherVersion, set_aside};
 
 /// Most bytes to read from a VM's file: all attributes, documents and names, as base64.
@@ -42,13 +43,15 @@ fn error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Mailbox
     move |source| MailboxError { action, path: path.to_owned(), source }
 }
 
-/// Failures with files since the start.
+/// Failures with files since the start, and the VMs' events now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MailboxCounts {
     /// Attempts to write a file of the state directory that failed.
     pub saves_failed: u64,
     /// Files that could not be read, or whose VM is unknown; their VMs start with an empty mailbox.
     pub loads_failed: u64,
+    /// Events of VMs that are scheduled or have begun.
+    pub pending_events: u64,
 }
 
 /// The mailboxes of all VMs by owner, each loaded on first use. Loading reads files, so only the control side may use
@@ -60,6 +63,8 @@ pub struct Mailboxes {
     table: Mutex<HashMap<String, Arc<Mailbox>>>,
     /// The dialects that VMs asked the previous agent for, until their mailboxes are loaded.
     asked: Mutex<DialectsByUuid>,
+    /// The events that the previous agent stored, until the mailboxes of their VMs are loaded.
+    events: Mutex<EventsByOwner>,
     loads_failed: AtomicU64,
     /// The records of the UUIDs by which an earlier release named files.
     former: Mutex<FormerRecords>,
@@ -92,6 +97,7 @@ impl Mailboxes {
             disk: None,
             table: Mutex::default(),
             asked: Mutex::default(),
+            events: Mutex::default(),
             loads_failed: AtomicU64::new(0),
             former: Mutex::default(),
             pending: Mutex::default(),
@@ -130,6 +136,9 @@ impl Mailboxes {
         for name in names.iter().flatten() {
             mailbox.note_asked(locked(&self.asked).remove(name).unwrap_or_default());
         }
+        if let Some(events) = locked(&self.events).remove(owner.as_str()) {
+            mailbox.events().restore(events);
+        }
         table.insert(owner.as_str().to_owned(), Arc::clone(&mailbox));
         mailbox
     }
@@ -144,6 +153,28 @@ impl Mailboxes {
                 None => _ = later.insert(vm, dialects),
             }
         }
+    }
+
+    /// Replaces the events by those that the previous agent stored.
+    pub fn restore_events(&self, stored: EventsByOwner) {
+        let table = locked(&self.table);
+        let mut later = locked(&self.events);
+        for (vm, events) in stored {
+            match table.get(&vm) {
+                Some(mailbox) => mailbox.events().restore(events),
+                None => _ = later.insert(vm, events),
+            }
+        }
+    }
+
+    /// The events of all VMs that have some.
+    #[must_use]
+    pub fn events(&self) -> EventsByOwner {
+        let table = locked(&self.table);
+        let mut events = locked(&self.events).clone();
+        let loaded = table.iter().filter_map(|(vm, mailbox)| Some((vm.clone(), mailbox.events().stored()?)));
+        events.extend(loaded);
+        events
     }
 
     /// The dialects that VMs have asked this agent and the previous ones for.
@@ -191,6 +222,7 @@ impl Mailboxes {
         // The lock stays held, so that nothing loads the file during its removal.
         let mut table = locked(&self.table);
         locked(&self.asked).remove(vm.as_str());
+        locked(&self.events).remove(vm.as_str());
         if let Some(mailbox) = table.remove(vm.as_str()) {
             mailbox.kept().detach();
         }
@@ -213,6 +245,7 @@ impl Mailboxes {
         let table = locked(&self.table);
         let known: HashSet<&str> = known.into_iter().collect();
         locked(&self.asked).retain(|vm, _| known.contains(&**vm));
+        locked(&self.events).retain(|vm, _| known.contains(&**vm));
         let stems: HashSet<String> =
             known.into_iter().chain(table.keys().map(|vm| &**vm)).map(stem).collect();
         let mut removed = 0;
@@ -246,12 +279,13 @@ impl Mailboxes {
         }
     }
 
-    /// Failures with files since the start.
+    /// Failures with files since the start, and the VMs' events now.
     #[must_use]
     pub fn counts(&self) -> MailboxCounts {
         MailboxCounts {
             saves_failed: self.disk.as_ref().map_or(0, |disk| disk.saves.failed()),
             loads_failed: self.loads_failed.load(Ordering::Relaxed),
+            pending_events: locked(&self.table).values().map(|mailbox| mailbox.events().pending()).sum(),
         }
     }
 

@@ -7,6 +7,9 @@
 //! | `GET /v1/instances/NAME` | shows the record without its secrets: `?source=` |
 //! | `DELETE /v1/instances/NAME` | removes the record |
 //! | `DELETE /v1/guest-data/NAME` | removes what the guest of the record's VM wrote: `?source=` |
+//! | `GET /v1/events/NAME` | shows the events of the record's VM: `?source=`, `?id=`, `?wait=acknowledged`, `?timeout=30s` |
+//! | `PUT /v1/events/NAME` | adds an event, or replaces the one of its id: `?source=` |
+//! | `DELETE /v1/events/NAME?id=ID` | cancels an event: `?source=` |
 //! | `GET /v1/openapi.json` | shows the OpenAPI document |
 //!
 //! A page has at most [`PAGE`](metadata_control::instances::PAGE) records.
@@ -15,6 +18,7 @@
 //! force, so a record answered with 200 or 201 survives the agent. A change is completed even if its client
 //! disconnects.
 
+mod events;
 mod representation;
 mod request;
 #[cfg(test)]
@@ -61,6 +65,7 @@ pub(crate) const WAIT_MOST: Duration = Duration::from_secs(60);
 
 const PREFIX: &str = "/v1/instances/";
 const GUEST_DATA: &str = "/v1/guest-data/";
+const EVENTS: &str = "/v1/events/";
 /// The OpenAPI document.
 const OPENAPI: &str = include_str!("instances/openapi.json");
 
@@ -72,6 +77,8 @@ pub(crate) struct Registrar {
     /// Held during a change.
     turn: Mutex<()>,
     waits: Semaphore,
+    /// Clients that wait for a guest to acknowledge an event.
+    event_waits: Semaphore,
 }
 
 impl Registrar {
@@ -82,6 +89,7 @@ impl Registrar {
             limits: ArcSwap::from_pointee(config.record_limits()),
             turn: Mutex::default(),
             waits: Semaphore::new(WAITS),
+            event_waits: Semaphore::new(events::WAITS),
         })
     }
 
@@ -97,11 +105,12 @@ impl Registrar {
 }
 
 /// The routes and their handlers.
-pub(super) fn routes() -> [(&'static str, MethodRouter<Agent>); 4] {
+pub(super) fn routes() -> [(&'static str, MethodRouter<Agent>); 5] {
     [
         ("/v1/instances", get(list)),
         ("/v1/instances/{*name}", get(show).put(put).delete(remove)),
         ("/v1/guest-data/{*name}", delete(clear)),
+        ("/v1/events/{*name}", get(events::show).put(events::add).delete(events::cancel)),
         ("/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, super::JSON)], OPENAPI))),
     ]
 }

@@ -194,7 +194,16 @@ pub(super) struct Renderer {
 /// The responses of a record, and the record they were rendered from.
 struct RenderedRecord {
     record: Arc<Record>,
+    /// The incarnation of the VM's events in the responses.
+    events: u32,
     responses: Arc<Responses>,
+}
+
+impl RenderedRecord {
+    /// Returns whether the responses are those of this record and of the VM's present events.
+    fn is_of(&self, record: &Arc<Record>) -> bool {
+        Arc::ptr_eq(&self.record, record) && self.events == self.responses.vm().mailbox.events().incarnation()
+    }
 }
 
 impl Renderer {
@@ -213,25 +222,34 @@ impl Renderer {
         record.into()
     }
 
-    /// Returns the responses of a record. Renders them if the record is new or has changed.
+    /// Returns the responses of a record. Renders them if the record is new, or if it or the
+    /// events of its VM have changed.
     pub(super) fn responses(
         &mut self,
         id: &RecordId,
         record: &Arc<Record>,
         state: &NodeState,
     ) -> Arc<Responses> {
-        if let Some(rendered) = self.rendered.get(id).filter(|r| Arc::ptr_eq(&r.record, record)) {
+        if let Some(rendered) = self.rendered.get(id).filter(|rendered| rendered.is_of(record)) {
             return Arc::clone(&rendered.responses);
         }
         let vm = state.vm(id, record);
+        // Before rendering: a change in between is rendered next time.
+        let events = vm.mailbox.events().incarnation();
         let asked = Some(vm.mailbox.asked()).filter(|asked| !asked.is_empty());
         let asked = asked.unwrap_or_else(|| dialect::expected(record));
         let start = Instant::now();
         let responses = Arc::new(dialect::render_asked(record, &mut self.interner, vm, asked));
         self.spent += start.elapsed();
-        let rendered = RenderedRecord { record: Arc::clone(record), responses: Arc::clone(&responses) };
+        let rendered =
+            RenderedRecord { record: Arc::clone(record), events, responses: Arc::clone(&responses) };
         self.rendered.insert(id.clone(), rendered);
         responses
+    }
+
+    /// Returns whether a record was rendered, and its responses would differ now.
+    pub(super) fn is_outdated(&self, id: &RecordId, record: &Arc<Record>) -> bool {
+        self.rendered.get(id).is_some_and(|rendered| !rendered.is_of(record))
     }
 
     /// Forgets the responses of a record.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use metadata_common::mac::Mac;
 use metadata_common::port::PortName;
+use metadata_content::event::{EventDocument, EventRefused, ScheduledEvent};
 use metadata_content::record::{Owner, Record};
 use metadata_content::source::RecordSource;
 use metadata_content::store::Responses;
@@ -50,6 +51,30 @@ pub(crate) struct ClearedData {
     /// Whether the guest had written anything.
     pub(crate) found: bool,
     /// The queue that writes the removal.
+    pub(crate) saves: SaveQueue,
+}
+
+/// What to do with the events of a VM.
+#[derive(Debug)]
+pub(crate) enum EventChange {
+    /// Read them.
+    Look,
+    /// Add an event, or replace the one of its id.
+    Add(ScheduledEvent),
+    /// Cancel the event of this id.
+    Cancel(String),
+}
+
+/// What [`RecordCatalogue::change_events`] has done.
+#[derive(Debug)]
+pub(crate) struct ChangedEvents {
+    /// Whether anything has changed.
+    pub(crate) changed: bool,
+    /// All events of the VM.
+    pub(crate) document: EventDocument,
+    /// The owner of the VM's state.
+    pub(crate) vm: Owner,
+    /// The queue that writes the change.
     pub(crate) saves: SaveQueue,
 }
 
@@ -270,6 +295,40 @@ impl RecordCatalogue {
         let vm = self.registry.record(id)?.owner();
         let found = self.state.clear(&vm);
         Some(ClearedData { vm, found, saves: self.state.saves().clone() })
+    }
+
+    /// Changes or reads the events of a record's VM. `None` if there is no such record. The ports are those whose
+    /// answers change with them.
+    pub(crate) fn change_events(
+        &mut self,
+        id: &RecordId,
+        change: EventChange,
+    ) -> Option<(Result<ChangedEvents, EventRefused>, TouchedPorts)> {
+        let vm = self.registry.record(id)?.owner();
+        let mailbox = self.state.mailbox(&vm);
+        let events = mailbox.events();
+        let changed = match change {
+            EventChange::Look => Ok(false),
+            EventChange::Add(event) => events.add(event),
+            EventChange::Cancel(event) => events.cancel(&event),
+        };
+        let mut touched = TouchedPorts::default();
+        if changed == Ok(true) {
+            self.state.save_events();
+            touched = self.ports_with_other_events();
+        }
+        let saves = self.state.saves().clone();
+        let done = changed.map(|changed| ChangedEvents { changed, document: events.document(), vm, saves });
+        Some((done, touched))
+    }
+
+    /// The ports whose answers were rendered with other events than those of their VM now.
+    fn ports_with_other_events(&mut self) -> TouchedPorts {
+        let mut others = BTreeSet::new();
+        for (id, record) in self.records.iter().filter(|(id, record)| self.renderer.is_outdated(id, record)) {
+            others.append(&mut self.plan.put(id, Some(record)));
+        }
+        TouchedPorts { others, ..TouchedPorts::default() }
     }
 
     /// Writes everything that is not on disk yet. Returns what guests wrote and the disk refused.

@@ -8,7 +8,9 @@ use sha2::{Digest as _, Sha256};
 use std::fmt;
 
 use super::super::document::{DocumentNode, PartKind};
+use super::super::events::utc;
 use crate::dialect::json::json;
+use crate::event::{EventDocument, EventKind, EventState, ScheduledEvent};
 use crate::http::Body;
 use crate::record::network::Nic;
 use crate::record::vm::{Payload, ServiceAccount};
@@ -20,9 +22,9 @@ const CLOUD_INIT_USER: &str = "cloudinit";
 
 /// Returns the tree without computed values (tokens) and without guest attributes, which the real server also omits
 /// from larger documents.
-pub(super) fn whole(record: &Record) -> Value {
+pub(super) fn whole(record: &Record, events: &EventDocument) -> Value {
     json!({
-        "instance": instance(record),
+        "instance": instance(record, events),
         "oslogin": { "authenticate": {} },
         "project": {
             "attributes": {},
@@ -46,10 +48,12 @@ fn key_user(record: &Record) -> &str {
     user.map_or(CLOUD_INIT_USER, |user| user.as_str())
 }
 
-fn instance(record: &Record) -> Value {
+fn instance(record: &Record, events: &EventDocument) -> Value {
     let labels: Vec<&str> = record.labels.iter().map(|label| label.as_str()).collect();
     let nics = record.network.nics.iter().filter(|nic| nic.is_physical());
-    json!({
+    let is_preempted = events.pending().any(|event| event.kind == EventKind::Preempt);
+    let maintenance = events.pending().find(|event| event.kind != EventKind::Preempt);
+    let mut instance = json!({
         "attributes": attributes(record, key_user(record)),
         "cpuPlatform": "",
         "description": "",
@@ -59,10 +63,10 @@ fn instance(record: &Record) -> Value {
         "id": record.numeric_id(),
         "image": record.image.as_ref().map_or("", |image| image.id.as_str()),
         "machineType": record.gce_machine_type(),
-        "maintenanceEvent": "NONE",
+        "maintenanceEvent": maintenance.map_or("NONE", maintenance_event),
         "name": record.vm.name.as_str(),
         "networkInterfaces": nics.map(|nic| interface(record, nic)).collect::<Vec<_>>(),
-        "preempted": "FALSE",
+        "preempted": if is_preempted { "TRUE" } else { "FALSE" },
         "region": record.gce_region(),
         "remainingCpuTime": -1,
         "scheduling": {
@@ -74,7 +78,39 @@ fn instance(record: &Record) -> Value {
         "tags": labels,
         "virtualClock": { "driftToken": "0" },
         "zone": record.gce_zone(),
-    })
+    });
+    if let Some(event) = maintenance {
+        instance["upcomingMaintenance"] = upcoming_maintenance(event);
+    }
+    instance
+}
+
+// Events: https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice.
+
+/// Returns the value of `maintenance-event` while an event is pending.
+fn maintenance_event(event: &ScheduledEvent) -> &'static str {
+    match event.kind {
+        EventKind::Freeze => "MIGRATE_ON_HOST_MAINTENANCE",
+        EventKind::Reboot | EventKind::Redeploy | EventKind::Terminate | EventKind::Preempt => {
+            "TERMINATE_ON_HOST_MAINTENANCE"
+        }
+    }
+}
+
+/// Returns `upcoming-maintenance`, which exists while an event is pending. Its names have underscores, as Google's. The
+/// window has a start alone if the event has a time: how long it takes is not known.
+fn upcoming_maintenance(event: &ScheduledEvent) -> Value {
+    let mut document = json!({
+        "can_reschedule": "false",
+        "maintenance_status": if event.state == EventState::Started { "ONGOING" } else { "PENDING" },
+        "type": "SCHEDULED",
+    });
+    if let Some(time) = &event.not_before {
+        for name in ["latest_window_start_time", "window_start_time"] {
+            document[name] = utc(time).into();
+        }
+    }
+    document
 }
 
 /// Returns `attributes`: generated ones, then the record's metadata. Keys without an account belong to `user`.

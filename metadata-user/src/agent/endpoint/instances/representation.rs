@@ -3,6 +3,7 @@
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use metadata_content::event::EventRefused;
 use metadata_content::parser;
 use metadata_content::record::{Credential, Record, RecordError, RecordLimits};
 use metadata_control::instances::{ApiProblem, Instance};
@@ -303,6 +304,32 @@ pub(super) fn not_attached(instance: Instance, timeout: Duration) -> ApiProblem 
     ApiProblem { registered: Some(Box::new(instance)), ..problem }
 }
 
+/// A refused event.
+pub(super) fn event_refused(refused: &EventRefused) -> ApiProblem {
+    let (status, kind, title) = match refused {
+        EventRefused::Full => (StatusCode::INSUFFICIENT_STORAGE, "full", "No room for another event"),
+        EventRefused::OfRecord(_) => (StatusCode::CONFLICT, "clash", "The record has this event"),
+        EventRefused::Unknown(_) => (StatusCode::NOT_FOUND, "absent", "No such event"),
+    };
+    problem(status, kind, title, refused.to_string())
+}
+
+pub(super) fn invalid_event(reason: &str) -> ApiProblem {
+    problem(StatusCode::UNPROCESSABLE_ENTITY, "event", "The event cannot be used", reason.to_owned())
+}
+
+/// The guest has not acknowledged the event in time.
+pub(super) fn not_acknowledged(event: &str, timeout: Duration) -> ApiProblem {
+    let detail =
+        format!("the guest has not acknowledged the event `{event}` within {timeout:?}; go on without");
+    problem(StatusCode::GATEWAY_TIMEOUT, "not-acknowledged", "Not acknowledged in time", detail)
+}
+
+pub(super) fn too_many_wait_for_guests() -> ApiProblem {
+    let detail = format!("{} other clients wait for guests; try again, or omit `wait`", super::events::WAITS);
+    problem(StatusCode::SERVICE_UNAVAILABLE, "busy", "Too many clients wait", detail)
+}
+
 pub(super) fn too_many() -> ApiProblem {
     let detail =
         format!("{WAITS} other clients wait for their ports; nothing was changed: try again, or omit `wait`");
@@ -324,6 +351,12 @@ pub(super) fn still_on_disk(unsaved: &UnsavedFiles) -> ApiProblem {
     let detail = format!(
         "removed, and the guest no longer gets it, but the disk still has it, which the agent tries again: {unsaved}"
     );
+    problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be stored", detail)
+}
+
+pub(super) fn event_still_unwritten(unsaved: &UnsavedFiles) -> ApiProblem {
+    let detail =
+        format!("the guest is told, but the disk does not have it, which the agent tries again: {unsaved}");
     problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be stored", detail)
 }
 

@@ -2,9 +2,10 @@
 
 use axum::http::{HeaderMap, Method, Uri, header};
 use metadata_common::time::span;
+use metadata_content::event::EventRefused;
 use metadata_content::record::Record;
 use metadata_content::source::RecordSource;
-use metadata_control::instances::{ApiProblem, Instance, NAME_MAX, Page, is_name};
+use metadata_control::instances::{ACKNOWLEDGED_WITHIN, ApiProblem, Instance, NAME_MAX, Page, is_name};
 use metadata_feed::registry::RecordId;
 use percent_encoding::percent_decode_str;
 use std::borrow::Cow;
@@ -14,8 +15,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::representation::{bad_request, forbidden, none, precondition};
-use super::{GUEST_DATA, PREFIX, WAIT, WAIT_MOST};
-use crate::agent::node::{ClearedData, Node, RegistrationConflict, TaggedRecord};
+use super::{EVENTS, GUEST_DATA, PREFIX, WAIT, WAIT_MOST};
+use crate::agent::node::{ChangedEvents, ClearedData, EventChange, Node, RegistrationConflict, TaggedRecord};
 
 /// A request to the control loop about instances, with the channel for the answer.
 pub(crate) enum InstanceRequest {
@@ -45,6 +46,13 @@ pub(crate) enum InstanceRequest {
         id: RecordId,
         /// Sent once the record is removed.
         reply: oneshot::Sender<()>,
+    },
+    /// Changes or reads the events of a record's VM.
+    Events {
+        id: RecordId,
+        change: EventChange,
+        /// `None` if there is no such record.
+        reply: oneshot::Sender<Option<Result<ChangedEvents, EventRefused>>>,
     },
     /// Removes what the guest of a record's VM wrote.
     Clear {
@@ -80,6 +88,7 @@ impl fmt::Debug for InstanceRequest {
             Self::Check { .. } => "Check",
             Self::Put { .. } => "Put",
             Self::Remove { .. } => "Remove",
+            Self::Events { .. } => "Events",
             Self::Clear { .. } => "Clear",
             Self::Wait { .. } => "Wait",
         })
@@ -90,7 +99,7 @@ impl InstanceRequest {
     /// Answers from the node. Returns true if records have changed. The answer is dropped if the client has
     /// disconnected.
     pub(crate) fn answer(self, node: &mut Node) -> bool {
-        let changes = matches!(self, Self::Put { .. } | Self::Remove { .. });
+        let mut changes = matches!(self, Self::Put { .. } | Self::Remove { .. });
         match self {
             Self::List { source, after, reply } => _ = reply.send(node.view().page(source, after.as_ref())),
             Self::Look { id, reply } => {
@@ -117,6 +126,11 @@ impl InstanceRequest {
             Self::Remove { id, reply } => {
                 node.unregister(&id);
                 _ = reply.send(());
+            }
+            Self::Events { id, change, reply } => {
+                let done = node.change_events(&id, change);
+                changes = matches!(&done, Some(Ok(ChangedEvents { changed: true, .. })));
+                _ = reply.send(done);
             }
             Self::Clear { id, reply } => _ = reply.send(node.catalogue.clear_guest_data(&id)),
             Self::Wait { id, reply } => node.wait_for(id, reply),
@@ -150,6 +164,48 @@ pub(super) fn read_guest_data(uri: &Uri) -> Result<RecordId, ApiProblem> {
         }
     }
     id(source, &name)
+}
+
+/// A request about the events of a record's VM.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct NamedEvent {
+    pub(super) id: RecordId,
+    /// The event's id.
+    pub(super) event: Option<String>,
+    /// How long the client waits until the guest has acknowledged the event.
+    pub(super) wait: Option<Duration>,
+}
+
+/// Reads the URL of a request about events.
+pub(super) fn read_event(uri: &Uri, method: &Method) -> Result<NamedEvent, ApiProblem> {
+    let name = name(uri, EVENTS)?;
+    let (mut source, mut event, mut waits, mut timeout) = (RecordSource::Api, None, false, None);
+    for (key, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
+        match (key.as_ref(), value.as_ref()) {
+            ("source", name) => source = source_of(name)?,
+            ("id", id) if *method != Method::PUT => event = Some(id.to_owned()),
+            ("wait", "acknowledged") if *method == Method::GET => waits = true,
+            ("timeout", text) if *method == Method::GET => {
+                let within = span(text).filter(|timeout| *timeout <= ACKNOWLEDGED_WITHIN);
+                let expected =
+                    format!("a timeout of at most {} s, such as `30s`", ACKNOWLEDGED_WITHIN.as_secs());
+                timeout = Some(within.ok_or_else(|| bad_request(&expected, "another value"))?);
+            }
+            _ => {
+                let expected =
+                    "`source=`, `id=`, or `wait=acknowledged` with `timeout=` of a GET in the query";
+                return Err(bad_request(expected, "another parameter, or another value of it"));
+            }
+        }
+    }
+    if (waits || *method == Method::DELETE) && event.is_none() {
+        return Err(bad_request("the id of an event as `id=` in the query", "none"));
+    }
+    if timeout.is_some() && !waits {
+        return Err(bad_request("`wait=acknowledged` beside `timeout`", "`timeout` alone"));
+    }
+    let wait = waits.then(|| timeout.unwrap_or(ACKNOWLEDGED_WITHIN));
+    Ok(NamedEvent { id: id(source, &name)?, event, wait })
 }
 
 fn name<'a>(uri: &'a Uri, prefix: &str) -> Result<Cow<'a, str>, ApiProblem> {

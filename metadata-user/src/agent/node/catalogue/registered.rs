@@ -90,7 +90,10 @@ impl RecordCatalogue {
     /// Reads token keys, mailboxes and registered records again after the previous agent has saved them.
     pub(crate) fn reload_state(&mut self) -> TouchedPorts {
         self.state.reload();
-        self.read_registered()
+        let mut touched = self.read_registered();
+        // The other agent may have changed the events of any VM.
+        touched.merge(self.ports_with_other_events());
+        touched
     }
 
     fn read_registered(&mut self) -> TouchedPorts {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metadata_common::mac::Mac;
+use metadata_content::event::EventState;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -93,6 +94,8 @@ struct Node {
     /// Every identity ever published.
     seen: BTreeSet<(String, Mac)>,
     reports: Vec<(EventReason, String)>,
+    /// The states of events in records, in the order in which they were published, each once.
+    announced: Vec<(String, EventState)>,
     /// The VMI as the API server has it, if one of the watches has it.
     at_server: Option<Value>,
     /// True while the API server cannot be reached.
@@ -109,6 +112,7 @@ impl Node {
             watched: BTreeSet::new(),
             identities: BTreeMap::new(),
             has_record: BTreeSet::new(),
+            announced: Vec::new(),
             seen: BTreeSet::new(),
             reports: Vec::new(),
             at_server: None,
@@ -242,6 +246,13 @@ impl Node {
         match action {
             Action::Publish(FeedEvent::Upsert { key, record }) => {
                 self.has_record.insert(key.clone());
+                for event in &record.events {
+                    let kind = event.id.as_str().split('-').next().unwrap_or_default();
+                    let known = (kind.to_owned(), event.state);
+                    if !self.announced.contains(&known) {
+                        self.announced.push(known);
+                    }
+                }
                 self.publish(key, record.identities());
             }
             Action::Publish(FeedEvent::Expect { key, identities }) => self.publish(key, identities),
@@ -527,6 +538,20 @@ fn the_target_of_a_recorded_migration_is_served_before_its_switch() {
             }
         });
         assert_eq!(ready, 2, "{name}");
+    }
+}
+
+#[test]
+fn a_recorded_migration_is_announced_to_its_guest_before_it_begins() {
+    let migration = |state| ("migration".to_owned(), state);
+    for (name, _) in MIGRATED {
+        let nodes = replay(&life(name), &Faults::default(), |_, _| {});
+        let [source, target] = &nodes[..] else { panic!("two nodes") };
+        // Then the VMI is the target's.
+        let expected = [EventState::Scheduled, EventState::Started].map(migration);
+        assert_eq!(source.announced, expected, "{name} on the source");
+        let expected = [EventState::Scheduled, EventState::Started, EventState::Completed].map(migration);
+        assert_eq!(target.announced, expected, "{name} on the target");
     }
 }
 

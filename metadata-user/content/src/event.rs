@@ -1,0 +1,487 @@
+//! Events: what the host will do to a VM, announced before it does it.
+//!
+//! A source states events in the VM's record, and an operator adds others through the API. Dialects render both in
+//! their clouds' form, and the guest may acknowledge one: whoever waits for that may then go on. An event changes
+//! nothing else: what it announces is done by the platform.
+
+use serde::{Deserialize, Serialize};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::record::Record;
+use crate::record::values::{AnyLine, Id, Timestamp};
+
+/// Maximum number of events of a record, and of those that operators add to one VM.
+pub const EVENTS_PER_VM: usize = 16;
+
+/// What the host will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// The VM is paused for a moment, for a live migration as a rule, and keeps its memory.
+    Freeze,
+    /// The VM is restarted on its host.
+    Reboot,
+    /// The VM is stopped and started on another host.
+    Redeploy,
+    /// The VM is deleted.
+    Terminate,
+    /// The VM is stopped or deleted because another needs its place.
+    Preempt,
+}
+
+impl EventKind {
+    /// Every kind, in the order of this type.
+    pub const ALL: [Self; 5] = [Self::Freeze, Self::Reboot, Self::Redeploy, Self::Terminate, Self::Preempt];
+
+    /// Returns the name in records and on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Freeze => "freeze",
+            Self::Reboot => "reboot",
+            Self::Redeploy => "redeploy",
+            Self::Terminate => "terminate",
+            Self::Preempt => "preempt",
+        }
+    }
+}
+
+/// How far an event has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventState {
+    /// It is announced.
+    #[default]
+    Scheduled,
+    /// It has begun.
+    Started,
+    /// It is over.
+    Completed,
+    /// It will not happen.
+    Cancelled,
+}
+
+impl EventState {
+    /// Every state, in the order of this type.
+    pub const ALL: [Self; 4] = [Self::Scheduled, Self::Started, Self::Completed, Self::Cancelled];
+
+    /// Returns the name in records and on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Scheduled => "scheduled",
+            Self::Started => "started",
+            Self::Completed => "completed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// An entry of `events`: what the host will do to the VM, as its guest is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(expecting = "a mapping", deny_unknown_fields)]
+pub struct ScheduledEvent {
+    /// Name of the event, unique for the VM.
+    pub id: Id,
+    /// What will be done: `freeze`, `reboot`, `redeploy`, `terminate` or `preempt`.
+    pub kind: EventKind,
+    /// `scheduled` by default, then `started`, `completed` or `cancelled`.
+    #[serde(default)]
+    pub state: EventState,
+    /// Nothing happens before this time; as soon as possible by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_before: Option<Timestamp>,
+    /// Why, for the people who run the guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<AnyLine>,
+}
+
+impl ScheduledEvent {
+    /// Returns whether the event is still to come or has begun.
+    #[must_use]
+    pub fn is_pending(&self) -> bool {
+        matches!(self.state, EventState::Scheduled | EventState::Started)
+    }
+
+    /// Returns the description; the empty string if there is none.
+    #[must_use]
+    pub fn description(&self) -> &str {
+        self.description.as_ref().map_or("", AnyLine::as_str)
+    }
+}
+
+/// An event with what the guest said of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnnouncedEvent {
+    /// The event.
+    #[serde(flatten)]
+    pub event: ScheduledEvent,
+    /// When the guest acknowledged it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acknowledged: Option<Timestamp>,
+}
+
+/// All events of a VM at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventDocument {
+    /// Grows with each change of the events; an acknowledgement is none.
+    pub incarnation: u32,
+    /// The events of the record, then those that operators added.
+    pub events: Vec<AnnouncedEvent>,
+}
+
+impl Default for EventDocument {
+    fn default() -> Self {
+        Self { incarnation: 1, events: Vec::new() }
+    }
+}
+
+impl EventDocument {
+    /// Returns the events that are still to come or have begun.
+    pub fn pending(&self) -> impl Iterator<Item = &ScheduledEvent> {
+        self.events.iter().map(|announced| &announced.event).filter(|event| event.is_pending())
+    }
+
+    /// Returns the event of this id.
+    #[must_use]
+    pub fn find(&self, id: &str) -> Option<&AnnouncedEvent> {
+        self.events.iter().find(|announced| announced.event.id.as_str() == id)
+    }
+}
+
+/// Why an event is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EventRefused {
+    /// The VM has [`EVENTS_PER_VM`] events that are pending.
+    #[error("expected at most {EVENTS_PER_VM} pending events of one VM, found one more; cancel one first")]
+    Full,
+    /// The record has an event of this id.
+    #[error(
+        "expected another id: the event `{0}` is in the VM's record, and is changed where that comes from"
+    )]
+    OfRecord(String),
+    /// There is no such event.
+    #[error("expected the id of an event that was added, found `{0}`; `xdp-imds event ls` lists them")]
+    Unknown(String),
+}
+
+/// What became of an acknowledgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acknowledgement {
+    /// It is noted.
+    Noted,
+    /// It was noted before.
+    Repeated,
+    /// No pending event has this id.
+    Unknown,
+}
+
+/// The events of one VM. A VM without events has no memory for them.
+#[derive(Debug, Default)]
+pub struct VmEvents(Mutex<Option<Box<EventList>>>);
+
+/// The events of a VM as they are stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventList {
+    incarnation: u32,
+    /// Instance-id of the VM; `None` before its first record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    instance: Option<Box<str>>,
+    /// Events of the record.
+    of_record: Vec<AnnouncedEvent>,
+    /// Events that operators added.
+    added: Vec<AnnouncedEvent>,
+}
+
+impl Default for EventList {
+    fn default() -> Self {
+        let incarnation = EventDocument::default().incarnation;
+        Self { incarnation, instance: None, of_record: Vec::new(), added: Vec::new() }
+    }
+}
+
+impl EventList {
+    fn all(&self) -> impl Iterator<Item = &AnnouncedEvent> {
+        self.of_record.iter().chain(self.added.iter().filter(|added| !self.is_of_record(&added.event.id)))
+    }
+
+    fn is_of_record(&self, id: &Id) -> bool {
+        self.of_record.iter().any(|known| known.event.id == *id)
+    }
+
+    /// Sets the instance-id. What was added for another instance, and what its guest acknowledged, is removed.
+    fn set_instance(&mut self, instance: &str) {
+        let last = self.instance.replace(instance.into());
+        if last.is_none_or(|last| *last == *instance) {
+            return;
+        }
+        self.incarnation += u32::from(!self.added.is_empty());
+        self.added.clear();
+        self.of_record.iter_mut().for_each(|known| known.acknowledged = None);
+    }
+
+    /// Replaces the events of the record. What a guest acknowledged stays acknowledged.
+    fn set_record(&mut self, events: &[ScheduledEvent]) {
+        if self.of_record.iter().map(|known| &known.event).eq(events) {
+            return;
+        }
+        let acknowledged = |id: &Id| {
+            let known = self.of_record.iter().find(|known| known.event.id == *id);
+            known.and_then(|known| known.acknowledged.clone())
+        };
+        self.of_record = events
+            .iter()
+            .take(EVENTS_PER_VM)
+            .map(|event| AnnouncedEvent { event: event.clone(), acknowledged: acknowledged(&event.id) })
+            .collect();
+        self.incarnation += 1;
+    }
+
+    fn add(&mut self, event: ScheduledEvent) -> Result<bool, EventRefused> {
+        if self.is_of_record(&event.id) {
+            return Err(EventRefused::OfRecord(event.id.to_string()));
+        }
+        if let Some(known) = self.added.iter_mut().find(|known| known.event.id == event.id) {
+            let changes = known.event != event;
+            known.event = event;
+            self.incarnation += u32::from(changes);
+            return Ok(changes);
+        }
+        if self.added.len() >= EVENTS_PER_VM {
+            // The oldest that is over makes room.
+            let over = self.added.iter().position(|known| !known.event.is_pending());
+            self.added.remove(over.ok_or(EventRefused::Full)?);
+        }
+        self.added.push(AnnouncedEvent { event, acknowledged: None });
+        self.incarnation += 1;
+        Ok(true)
+    }
+
+    fn cancel(&mut self, id: &str) -> Result<bool, EventRefused> {
+        if self.of_record.iter().any(|known| known.event.id.as_str() == id) {
+            return Err(EventRefused::OfRecord(id.to_owned()));
+        }
+        let known = self.added.iter_mut().find(|known| known.event.id.as_str() == id);
+        let event = &mut known.ok_or_else(|| EventRefused::Unknown(id.to_owned()))?.event;
+        let changes = event.is_pending();
+        if changes {
+            event.state = EventState::Cancelled;
+            self.incarnation += 1;
+        }
+        Ok(changes)
+    }
+
+    fn acknowledge(&mut self, id: &str, now_unix: u64) -> Acknowledgement {
+        let mut all = self.of_record.iter_mut().chain(&mut self.added);
+        match all.find(|known| known.event.id.as_str() == id && known.event.is_pending()) {
+            None => Acknowledgement::Unknown,
+            Some(AnnouncedEvent { acknowledged: Some(_), .. }) => Acknowledgement::Repeated,
+            Some(known) => {
+                known.acknowledged = i64::try_from(now_unix).ok().and_then(Timestamp::at);
+                Acknowledgement::Noted
+            }
+        }
+    }
+}
+
+impl VmEvents {
+    /// Locks the events, ignoring poison: every change is complete or has not started.
+    fn locked(&self) -> MutexGuard<'_, Option<Box<EventList>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns all events.
+    #[must_use]
+    pub fn document(&self) -> EventDocument {
+        self.locked().as_ref().map_or_else(EventDocument::default, |list| EventDocument {
+            incarnation: list.incarnation,
+            events: list.all().cloned().collect(),
+        })
+    }
+
+    /// Returns a number that grows with each change of the events.
+    #[must_use]
+    pub fn incarnation(&self) -> u32 {
+        self.locked().as_ref().map_or(EventDocument::default().incarnation, |list| list.incarnation)
+    }
+
+    /// Returns the number of events that are still to come or have begun.
+    #[must_use]
+    pub fn pending(&self) -> u64 {
+        let list = self.locked();
+        list.as_ref().map_or(0, |list| list.all().filter(|known| known.event.is_pending()).count() as u64)
+    }
+
+    /// Replaces the events of the VM's record. Those that were added for another instance-id are removed, and so are the
+    /// acknowledgements of its guest.
+    pub fn note_record(&self, record: &Record) {
+        let mut list = self.locked();
+        if list.is_some() || !record.events.is_empty() {
+            let list = list.get_or_insert_default();
+            list.set_instance(record.instance_id());
+            list.set_record(&record.events);
+        }
+    }
+
+    /// Adds an event, or replaces the added one of its id. Returns false if it was the same.
+    ///
+    /// # Errors
+    /// [`EventRefused`]: nothing has changed.
+    pub fn add(&self, event: ScheduledEvent) -> Result<bool, EventRefused> {
+        self.locked().get_or_insert_default().add(event)
+    }
+
+    /// Cancels an added event. Returns false if it was over already.
+    ///
+    /// # Errors
+    /// [`EventRefused`] if there is no such event, or if it is of the record.
+    pub fn cancel(&self, id: &str) -> Result<bool, EventRefused> {
+        match self.locked().as_mut() {
+            Some(list) => list.cancel(id),
+            None => Err(EventRefused::Unknown(id.to_owned())),
+        }
+    }
+
+    /// Notes that the guest acknowledged a pending event. `now_unix` is the time in Unix seconds.
+    pub fn acknowledge(&self, id: &str, now_unix: u64) -> Acknowledgement {
+        self.locked().as_mut().map_or(Acknowledgement::Unknown, |list| list.acknowledge(id, now_unix))
+    }
+
+    /// Returns the events to store; `None` if there never was one.
+    #[must_use]
+    pub fn stored(&self) -> Option<EventList> {
+        self.locked().as_deref().cloned()
+    }
+
+    /// Replaces the events by those that an earlier agent stored.
+    pub fn restore(&self, stored: EventList) {
+        *self.locked() = Some(Box::new(stored));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        Acknowledgement, EVENTS_PER_VM, EventDocument, EventKind, EventRefused, EventState, ScheduledEvent,
+        VmEvents,
+    };
+    use crate::record::Record;
+
+    fn event(id: &str, state: EventState) -> ScheduledEvent {
+        let text = format!(r#"{{"id": "{id}", "kind": "freeze", "state": "{}"}}"#, state.name());
+        serde_json::from_str(&text).expect("an event")
+    }
+
+    fn scheduled(id: &str) -> ScheduledEvent {
+        event(id, EventState::Scheduled)
+    }
+
+    fn record(events: &[ScheduledEvent]) -> Record {
+        let text = include_str!("../../../tests/vectors/record.yaml");
+        let (record, _) = Record::parse("full.yaml", text).expect("a good record");
+        Record { events: events.to_vec(), ..record }
+    }
+
+    fn states(document: &EventDocument) -> Vec<(&str, EventState)> {
+        document.events.iter().map(|known| (known.event.id.as_str(), known.event.state)).collect()
+    }
+
+    #[test]
+    fn names_are_those_of_records() {
+        for kind in EventKind::ALL {
+            assert_eq!(serde_json::to_value(kind).expect("a name"), kind.name());
+        }
+        for state in EventState::ALL {
+            assert_eq!(serde_json::to_value(state).expect("a name"), state.name());
+        }
+    }
+
+    #[test]
+    fn a_vm_without_events_has_an_empty_document_and_no_memory_for_them() {
+        let events = VmEvents::default();
+        events.note_record(&record(&[]));
+        assert_eq!((events.document(), events.stored()), (EventDocument::default(), None));
+        assert_eq!(events.acknowledge("a", 1), Acknowledgement::Unknown);
+        assert_eq!(events.cancel("a"), Err(EventRefused::Unknown("a".into())));
+    }
+
+    #[test]
+    fn each_change_has_a_number_and_a_repetition_has_none() {
+        let events = VmEvents::default();
+        let first = events.incarnation();
+        assert_eq!(events.add(scheduled("a")), Ok(true));
+        assert_eq!(events.add(scheduled("a")), Ok(false));
+        assert_eq!(events.add(event("a", EventState::Started)), Ok(true));
+        assert_eq!((events.cancel("a"), events.cancel("a")), (Ok(true), Ok(false)));
+        events.note_record(&record(&[scheduled("b")]));
+        events.note_record(&record(&[scheduled("b")]));
+        let now = events.document();
+        assert_eq!(now.incarnation, first + 4);
+        assert_eq!(states(&now), [("b", EventState::Scheduled), ("a", EventState::Cancelled)]);
+        assert_eq!(now.pending().map(|event| event.id.as_str()).collect::<Vec<_>>(), ["b"]);
+    }
+
+    #[test]
+    fn the_records_events_are_the_sources_and_hide_added_ones_of_their_id() {
+        let events = VmEvents::default();
+        assert_eq!(events.add(scheduled("a")), Ok(true));
+        events.note_record(&record(&[event("a", EventState::Started)]));
+        assert_eq!(states(&events.document()), [("a", EventState::Started)]);
+        let refused = EventRefused::OfRecord("a".into());
+        assert_eq!((events.add(scheduled("a")), events.cancel("a")), (Err(refused.clone()), Err(refused)));
+    }
+
+    #[test]
+    fn an_acknowledgement_is_noted_once_stays_with_its_event_and_changes_no_number() {
+        let events = VmEvents::default();
+        events.note_record(&record(&[scheduled("r")]));
+        assert_eq!(events.add(scheduled("a")), Ok(true));
+        let before = events.incarnation();
+        for id in ["r", "a"] {
+            assert_eq!(events.acknowledge(id, 60), Acknowledgement::Noted);
+            assert_eq!(events.acknowledge(id, 90), Acknowledgement::Repeated);
+        }
+        assert_eq!(events.incarnation(), before);
+        events.note_record(&record(&[event("r", EventState::Started)]));
+        assert_eq!(events.add(event("a", EventState::Completed)), Ok(true));
+        for known in &events.document().events {
+            let acknowledged = known.acknowledged.as_ref().map(super::Timestamp::as_str);
+            assert_eq!(acknowledged, Some("1970-01-01T00:01:00Z"), "{}", known.event.id);
+        }
+        assert_eq!(events.acknowledge("a", 99), Acknowledgement::Unknown, "it is over");
+    }
+
+    #[test]
+    fn pending_events_are_limited_and_those_that_are_over_make_room() {
+        let events = VmEvents::default();
+        for n in 0..EVENTS_PER_VM {
+            assert_eq!(events.add(scheduled(&format!("e{n}"))), Ok(true));
+        }
+        assert_eq!(events.add(scheduled("more")), Err(EventRefused::Full));
+        assert_eq!(events.cancel("e3"), Ok(true));
+        assert_eq!(events.add(scheduled("more")), Ok(true));
+        let document = events.document();
+        assert_eq!(document.events.len(), EVENTS_PER_VM);
+        assert!(document.find("e3").is_none() && document.find("more").is_some());
+    }
+
+    #[test]
+    fn what_is_stored_comes_back_and_another_instance_starts_without_it() {
+        let events = VmEvents::default();
+        events.note_record(&record(&[scheduled("r")]));
+        assert_eq!(events.add(scheduled("a")), Ok(true));
+        assert_eq!(events.acknowledge("r", 60), Acknowledgement::Noted);
+        let text = serde_json::to_string(&events.stored()).expect("stored events");
+        let next = VmEvents::default();
+        next.restore(serde_json::from_str(&text).expect("stored events"));
+        assert_eq!(next.document(), events.document());
+        next.note_record(&record(&[scheduled("r")]));
+        assert_eq!(next.document(), events.document(), "the record is the same");
+        let mut rebuilt = record(&[scheduled("r")]);
+        rebuilt.vm.instance_id = Some(serde_json::from_str("\"another\"").expect("a line"));
+        next.note_record(&rebuilt);
+        let document = next.document();
+        assert_eq!(states(&document), [("r", EventState::Scheduled)]);
+        assert!(document.events[0].acknowledged.is_none() && document.incarnation > events.incarnation());
+    }
+}

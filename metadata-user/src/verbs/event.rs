@@ -1,0 +1,221 @@
+//! `xdp-imds event add`, `cancel` and `ls`.
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use metadata_common::printable::Printable;
+use metadata_common::time;
+use metadata_content::event::{EventDocument, EventKind, EventState, ScheduledEvent};
+use metadata_content::record::values::Timestamp;
+use metadata_content::source::RecordSource;
+use metadata_control::instances::{self, ACKNOWLEDGED_WITHIN, Instance, RegistrationError};
+use std::io::{self, Write};
+use std::time::{Duration, SystemTime};
+
+use super::Exit;
+use super::instances::{CommonArgs, find, is_clearable, source_parser};
+
+/// `xdp-imds event`.
+#[derive(clap::Args, Debug)]
+pub struct Event {
+    #[command(subcommand)]
+    verb: EventVerb,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum EventVerb {
+    /// Announce an event, or say that it has begun or is over.
+    ///
+    /// An event of the same id is replaced.
+    Add(Add),
+    /// Say that an event will not happen.
+    Cancel(Cancel),
+    /// List the events of a VM.
+    Ls(List),
+}
+
+/// The VM that is meant.
+#[derive(clap::Args, Debug)]
+struct Meant {
+    /// The instance's name or `SOURCE/NAME`; where no tenant chooses them, also the name, UUID, port or MAC of its VM.
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// The instance's source [default: `api`, or the only one that has the name].
+    #[arg(long, value_name = "SOURCE", value_parser = source_parser())]
+    source: Option<RecordSource>,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(clap::Args, Debug)]
+struct Add {
+    #[command(flatten)]
+    vm: Meant,
+    /// What the host will do.
+    ///
+    /// `freeze` pauses the VM for a moment, as a live migration does. `reboot` restarts it, `redeploy` starts it on
+    /// another host, `terminate` deletes it, and `preempt` ends it because another VM needs its place.
+    #[arg(long, value_name = "KIND", value_parser = kind_parser())]
+    kind: EventKind,
+    /// The event's id [default: the kind].
+    ///
+    /// Up to 64 letters, digits, `.`, `_`, `:` and `-`.
+    #[arg(long, value_name = "ID")]
+    id: Option<String>,
+    /// How far the event has come.
+    #[arg(long, value_name = "STATE", default_value = "scheduled", value_parser = state_parser())]
+    state: EventState,
+    /// Nothing happens before this time.
+    ///
+    /// A time from now, such as `5m`, or a date such as `2030-01-01T00:00:00Z`.
+    #[arg(long, value_name = "TIME", value_parser = not_before)]
+    not_before: Option<Timestamp>,
+    /// Why, for the people who run the guest.
+    #[arg(long, value_name = "TEXT")]
+    description: Option<String>,
+    /// Wait until the guest has acknowledged the event, at most this long and at most 30s.
+    ///
+    /// Ends with 3 if the guest does not: go on then, too.
+    #[arg(long, value_name = "TIME", value_parser = wait)]
+    wait: Option<Duration>,
+}
+
+#[derive(clap::Args, Debug)]
+struct Cancel {
+    #[command(flatten)]
+    vm: Meant,
+    /// The event's id.
+    #[arg(value_name = "ID")]
+    id: String,
+}
+
+#[derive(clap::Args, Debug)]
+struct List {
+    #[command(flatten)]
+    vm: Meant,
+}
+
+fn kind_parser() -> impl TypedValueParser<Value = EventKind> {
+    let names = PossibleValuesParser::new(EventKind::ALL.map(EventKind::name));
+    names.try_map(|name| EventKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or("a kind"))
+}
+
+fn state_parser() -> impl TypedValueParser<Value = EventState> {
+    let names = PossibleValuesParser::new(EventState::ALL.map(EventState::name));
+    names.try_map(|name| EventState::ALL.into_iter().find(|state| state.name() == name).ok_or("a state"))
+}
+
+fn wait(text: &str) -> Result<Duration, String> {
+    time::span_within(text, Duration::ZERO..=ACKNOWLEDGED_WITHIN)
+}
+
+fn not_before(text: &str) -> Result<Timestamp, String> {
+    if let Some(from_now) = time::span(text) {
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + from_now;
+        let time = i64::try_from(unix.as_secs()).ok().and_then(Timestamp::at);
+        return time.ok_or_else(|| "expected a time before the year 10000".into());
+    }
+    serde_json::from_value(text.into()).map_err(|error| format!("{error}, or a time from now such as 5m"))
+}
+
+impl Meant {
+    /// Returns the instance.
+    fn find(&self) -> anyhow::Result<Result<(RecordSource, String), RegistrationError>> {
+        let run = self.common.agent.run()?;
+        Ok(find(&run, self.source, &self.name, is_clearable))
+    }
+
+    fn finish(
+        &self,
+        out: &mut dyn Write,
+        done: Result<EventDocument, RegistrationError>,
+    ) -> anyhow::Result<Exit> {
+        self.common.finish(out, done, table)
+    }
+}
+
+impl Event {
+    /// Changes or lists the events of a VM. Returns the exit code.
+    ///
+    /// # Errors
+    /// `out` cannot be written, or an argument cannot be used.
+    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
+        match &self.verb {
+            EventVerb::Add(verb) => verb.run(out),
+            EventVerb::Cancel(verb) => {
+                let run = verb.vm.common.agent.run()?;
+                let found = verb.vm.find()?;
+                let done =
+                    found.and_then(|(source, name)| instances::cancel_event(&run, source, &name, &verb.id));
+                verb.vm.finish(out, done)
+            }
+            EventVerb::Ls(List { vm }) => {
+                let run = vm.common.agent.run()?;
+                // Reading is no harm, so any name that `ls` shows will do.
+                let found = find(&run, vm.source, &vm.name, Instance::is_called);
+                vm.finish(out, found.and_then(|(source, name)| instances::events(&run, source, &name)))
+            }
+        }
+    }
+}
+
+impl Add {
+    fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
+        let id = self.id.as_deref().unwrap_or(self.kind.name());
+        let event = ScheduledEvent {
+            id: serde_json::from_value(id.into())?,
+            kind: self.kind,
+            state: self.state,
+            not_before: self.not_before.clone(),
+            description: self
+                .description
+                .clone()
+                .map(|text| serde_json::from_value(text.into()))
+                .transpose()?,
+        };
+        let run = self.vm.common.agent.run()?;
+        let done = self.vm.find()?.and_then(|(source, name)| {
+            let document = instances::add_event(&run, source, &name, &event)?;
+            match self.wait {
+                Some(wait) => instances::wait_for_acknowledgement(&run, source, &name, id, wait),
+                None => Ok(document),
+            }
+        });
+        self.vm.finish(out, done)
+    }
+}
+
+fn table(document: &EventDocument, out: &mut dyn Write) -> io::Result<()> {
+    if document.events.is_empty() {
+        return writeln!(out, "no events");
+    }
+    let none = || "-".to_owned();
+    let head = ["ID", "KIND", "STATE", "NOT BEFORE", "ACKNOWLEDGED", "DESCRIPTION"].map(str::to_owned);
+    let rows = document.events.iter().map(|known| {
+        let event = &known.event;
+        let time =
+            |time: &Option<Timestamp>| time.as_ref().map_or_else(none, |time| time.as_str().to_owned());
+        [
+            event.id.to_string(),
+            event.kind.name().to_owned(),
+            event.state.name().to_owned(),
+            time(&event.not_before),
+            time(&known.acknowledged),
+            Printable(event.description()).to_string(),
+        ]
+    });
+    super::instances::columns(std::iter::once(head).chain(rows).collect(), out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::not_before;
+
+    #[test]
+    fn a_time_is_a_date_or_a_span_from_now() {
+        assert_eq!(not_before("2030-01-01T00:00:00Z").map(|time| time.unix_seconds()), Ok(1_893_456_000));
+        let soon = not_before("5m").expect("a span").unix_seconds();
+        let later = not_before("2h").expect("a span").unix_seconds();
+        assert!((6_800..=7_000).contains(&(later - soon)), "{soon} {later}");
+        let refused = not_before("tomorrow").expect_err("no time");
+        assert!(refused.contains("RFC 3339") && refused.contains("5m"), "{refused}");
+    }
+}
