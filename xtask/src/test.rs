@@ -4,7 +4,16 @@ use anyhow::{Context as _, Result, bail, ensure};
 use shell::variables::{CLOUD_INIT, PRIVILEGED_LOG, REQUIRE_PRIVILEGED, SEED};
 use shell::{Root, afterburn, tools};
 use std::io::{BufRead as _, BufReader};
+use std::num::NonZero;
 use std::process::{Command, ExitStatus, Stdio};
+
+/// The variable by which the harness of tests learns how many run at a time.
+const TEST_THREADS: &str = "RUST_TEST_THREADS";
+/// Tests that run at a time for each processor. Most of them wait for timers, guests and processes: with one for each
+/// processor two of three seconds are idle.
+const TESTS_PER_CPU: usize = 4;
+/// Most tests that run at a time. Some start virtual machines.
+const TESTS_MOST: usize = 16;
 
 /// What to test, and whether skips are failures.
 #[derive(clap::Args)]
@@ -45,11 +54,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Root::Sudo(sudo) => {
             // Cargo and the compiler run as the user; only the test programs run as root.
             let variable = format!("CARGO_TARGET_{}_RUNNER", host()?.to_uppercase().replace('-', "_"));
-            let kept = [PRIVILEGED_LOG, REQUIRE_PRIVILEGED, CLOUD_INIT, SEED];
+            let kept = [PRIVILEGED_LOG, REQUIRE_PRIVILEGED, CLOUD_INIT, SEED, TEST_THREADS];
             let keep = format!("--preserve-env={}", kept.join(","));
             test.env(variable, format!("{} {keep}", sudo.display()));
         }
         Root::No(_) => {}
+    }
+    if std::env::var_os(TEST_THREADS).is_none() {
+        let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
+        test.env(TEST_THREADS, (cpus * TESTS_PER_CPU).min(cpus.max(TESTS_MOST)).to_string());
     }
     let (totals, outcome) = run_counted(&mut test)?;
     let runs = Runs::read(&std::fs::read_to_string(log.path())?);
