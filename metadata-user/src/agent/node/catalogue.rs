@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use metadata_common::mac::Mac;
 use metadata_common::port::PortName;
-use metadata_content::event::{EventDocument, EventRefused, ScheduledEvent};
+use metadata_content::event::{EventDocument, EventRefused, ScheduledEvent, VmEvents};
 use metadata_content::record::{Owner, Record};
 use metadata_content::source::RecordSource;
 use metadata_content::store::Responses;
@@ -63,6 +63,20 @@ pub(crate) enum EventChange {
     Add(ScheduledEvent),
     /// Cancel the event of this id.
     Cancel(String),
+}
+
+impl EventChange {
+    /// Makes the change. Returns whether anything has changed.
+    ///
+    /// # Errors
+    /// [`EventRefused`]: nothing has changed.
+    pub(crate) fn apply(self, events: &VmEvents) -> Result<bool, EventRefused> {
+        match self {
+            Self::Look => Ok(false),
+            Self::Add(event) => events.add(event),
+            Self::Cancel(event) => events.cancel(&event),
+        }
+    }
 }
 
 /// What [`RecordCatalogue::change_events`] has done.
@@ -307,11 +321,7 @@ impl RecordCatalogue {
         let vm = self.registry.record(id)?.owner();
         let mailbox = self.state.mailbox(&vm);
         let events = mailbox.events();
-        let changed = match change {
-            EventChange::Look => Ok(false),
-            EventChange::Add(event) => events.add(event),
-            EventChange::Cancel(event) => events.cancel(&event),
-        };
+        let changed = change.apply(events);
         let mut touched = TouchedPorts::default();
         if changed == Ok(true) {
             self.state.save_events();

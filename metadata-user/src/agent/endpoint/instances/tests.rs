@@ -16,12 +16,13 @@ use super::super::listen::{self, CONNECTIONS, LIFE};
 use super::super::{ControlRequest, Routers};
 use super::{BODY_MAX, CheckedRegistration, InstanceRequest, OPENAPI, Registrar, WAITS, routes};
 use crate::agent::Health;
-use crate::agent::node::{ClearedData, RegistrationConflict, TaggedRecord};
+use crate::agent::node::{ChangedEvents, ClearedData, RegistrationConflict, TaggedRecord};
 use crate::agent::registration_store::RegistrationStore;
 use crate::agent::slots::IdentityName;
 use crate::config::Config;
 use metadata_common::port::PortName;
-use metadata_content::record::RecordLimits;
+use metadata_content::event::{EVENTS_PER_VM, VmEvents};
+use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{Instance, InstancePort, NAME_MAX, Page};
 use metadata_control::status::{GuestState, InstanceState};
@@ -43,6 +44,7 @@ struct Book {
     waiting: Vec<InstanceRequest>,
     /// Writes what guests wrote.
     saves: SaveQueue,
+    events: VmEvents,
 }
 
 impl Book {
@@ -105,6 +107,15 @@ impl Book {
                 self.waiting
                     .retain(|ask| !matches!(ask, InstanceRequest::Wait { id: waits, .. } if *waits == id));
                 reply.send(()).unwrap_or_default();
+            }
+            InstanceRequest::Events { id, change, reply } => {
+                let record = self.registered.get(&id).map(|tagged| &tagged.record);
+                let done = record.map(|record| {
+                    let changed = change.apply(&self.events)?;
+                    let (document, saves) = (self.events.document(), self.saves.clone());
+                    Ok(ChangedEvents { changed, document, vm: record.owner(), saves })
+                });
+                _ = reply.send(done);
             }
             InstanceRequest::Clear { id, reply } => {
                 let cleared = self.registered.get(&id).map(|tagged| ClearedData {
@@ -482,6 +493,9 @@ async fn answers_match_the_openapi_document() {
     let by = RecordId::new(RecordSource::Api, "x");
     let (good, two) = (record(1), record(2));
     let (web, data) = ("/v1/instances/{name}", "/v1/guest-data/{name}");
+    let events = "/v1/events/{name}";
+    let event =
+        r#"{"id": "e", "kind": "freeze", "not_before": "2030-01-01T00:00:00Z", "description": "why"}"#;
     let wait = "?wait=attached&timeout=1ms";
     let mut seen = BTreeSet::new();
     for (method, path, query, field, body, clash, expected) in [
@@ -502,6 +516,18 @@ async fn answers_match_the_openapi_document() {
         ("GET", "/v1/instances", "", "X: y", "", None, 200),
         ("GET", "/v1/instances", "?x=y", "X: y", "", None, 400),
         ("DELETE", web, "", "If-Match: \"0\"", "", None, 412),
+        ("GET", events, "", "X: y", "", None, 200),
+        ("PUT", events, "", "X: y", event, None, 200),
+        ("PUT", events, "", "X: y", r#"{"id": "e", "kind": "fire"}"#, None, 422),
+        ("PUT", events, "?id=e", "X: y", event, None, 400),
+        ("PUT", events, "?source=file", "X: y", event, None, 404),
+        ("GET", events, "?id=e&wait=acknowledged&timeout=1ms", "X: y", "", None, 504),
+        ("GET", events, "?id=x&wait=acknowledged", "X: y", "", None, 404),
+        ("GET", events, "?id=e&wait=acknowledged&timeout=31s", "X: y", "", None, 400),
+        ("GET", events, "?wait=acknowledged", "X: y", "", None, 400),
+        ("DELETE", events, "?id=x", "X: y", "", None, 404),
+        ("DELETE", events, "", "X: y", "", None, 400),
+        ("DELETE", events, "?id=e", "X: y", "", None, 200),
         ("DELETE", data, "", "X: y", "", None, 204),
         ("DELETE", data, "?source=file", "X: y", "", None, 404),
         ("DELETE", data, "?x=y", "X: y", "", None, 400),
@@ -534,7 +560,30 @@ async fn answers_match_the_openapi_document() {
     fits(&document, &document["components"]["schemas"]["Record"], &ours).expect("a record");
     fits(&document, &document["components"]["schemas"]["Instance"], &json!({"name": "x"}))
         .expect_err("half an instance");
-    assert_eq!(seen.len(), 22);
+    assert_eq!(seen.len(), 33);
+}
+
+#[tokio::test]
+async fn events_of_the_record_are_its_sources_and_added_ones_have_a_limit() {
+    let bench = Bench::new();
+    assert_eq!(bench.put("web", &[], 1).await.status, 201);
+    let mut with_event: Value = serde_json::from_str(&record(1)).expect("JSON");
+    with_event["events"] = json!([{"id": "of-record", "kind": "freeze"}]);
+    let (with_event, _) = Record::parse("web.json", &with_event.to_string()).expect("a record");
+    bench.book().events.note_record(&with_event);
+    let put = async |id: &str| {
+        bench.ask("PUT", "/v1/events/web", &[], &json!({"id": id, "kind": "reboot"}).to_string()).await
+    };
+    let refused = put("of-record").await;
+    assert_eq!((refused.status, &refused.body["type"]), (409, &json!("urn:xdp-imds:clash")));
+    assert_eq!(bench.ask("DELETE", "/v1/events/web?id=of-record", &[], "").await.status, 409);
+    for n in 0..EVENTS_PER_VM {
+        assert_eq!(put(&format!("e{n}")).await.status, 200, "{n}");
+    }
+    let refused = put("more").await;
+    assert_eq!((refused.status, &refused.body["type"]), (507, &json!("urn:xdp-imds:full")));
+    let one = bench.ask("GET", "/v1/events/web?id=e3", &[], "").await;
+    assert_eq!(one.body["events"].as_array().map(Vec::len), Some(1), "{one:?}");
 }
 
 /// The schema a `$ref` refers to.
