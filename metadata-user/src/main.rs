@@ -160,7 +160,7 @@ enum Verb {
     /// Announce to a VM what the host will do, and see what its guest says of it.
     ///
     /// Guests read the events of their cloud's datasource: Azure's scheduled events, EC2's maintenance and spot notices,
-    /// GCE's maintenance events, and `/v1/events`. An event announces and does nothing: the platform acts.
+    /// GCE's maintenance events, and `/v1/events`. An event only announces: the platform acts.
     Event(event::Event),
     /// Check whether this node can serve, and print each problem with its remedy.
     ///

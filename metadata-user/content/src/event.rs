@@ -23,7 +23,7 @@ pub enum EventKind {
     Reboot,
     /// The VM is stopped and started on another host.
     Redeploy,
-    /// The VM is deleted.
+    /// The VM is stopped for good here, or deleted.
     Terminate,
     /// The VM is stopped or deleted because another needs its place.
     Preempt,
@@ -116,15 +116,45 @@ pub struct AnnouncedEvent {
     /// The event.
     #[serde(flatten)]
     pub event: ScheduledEvent,
+    /// When the guest could first know of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub announced: Option<Timestamp>,
     /// When the guest acknowledged it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acknowledged: Option<Timestamp>,
 }
 
+impl AnnouncedEvent {
+    fn new(event: ScheduledEvent, now_unix: u64) -> Self {
+        Self { event, announced: timestamp(now_unix), acknowledged: None }
+    }
+
+    /// Replaces the event by another of its id. An acknowledgement stays, unless the event was over and comes anew.
+    fn replace(&mut self, event: ScheduledEvent, now_unix: u64) {
+        if event.is_pending() && !self.event.is_pending() {
+            *self = Self::new(event, now_unix);
+        } else {
+            self.event = event;
+        }
+    }
+
+    /// Returns the time before which nothing happens. An event without one happens as soon as its guest knows of it.
+    #[must_use]
+    pub fn time(&self) -> Timestamp {
+        let time = self.event.not_before.clone().or_else(|| self.announced.clone());
+        time.or_else(|| Timestamp::at(0)).expect("1970 is a year between 0 and 9999")
+    }
+}
+
+fn timestamp(unix: u64) -> Option<Timestamp> {
+    i64::try_from(unix).ok().and_then(Timestamp::at)
+}
+
 /// All events of a VM at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventDocument {
-    /// Grows with each change of the events; an acknowledgement is none.
+    /// Grows with each change of the events; an acknowledgement is none. It is at least the time of the change in Unix
+    /// seconds, so that it grows as well when the VM moves to another node or its agent starts without state.
     pub incarnation: u32,
     /// The events of the record, then those that operators added.
     pub events: Vec<AnnouncedEvent>,
@@ -138,8 +168,8 @@ impl Default for EventDocument {
 
 impl EventDocument {
     /// Returns the events that are still to come or have begun.
-    pub fn pending(&self) -> impl Iterator<Item = &ScheduledEvent> {
-        self.events.iter().map(|announced| &announced.event).filter(|event| event.is_pending())
+    pub fn pending(&self) -> impl Iterator<Item = &AnnouncedEvent> {
+        self.events.iter().filter(|known| known.event.is_pending())
     }
 
     /// Returns the event of this id.
@@ -160,6 +190,9 @@ pub enum EventRefused {
         "expected another id: the event `{0}` is in the VM's record, and is changed where that comes from"
     )]
     OfRecord(String),
+    /// The record of the VM is not in force.
+    #[error("expected a record in force; the VM of this one is served from another record, or not yet")]
+    NotInForce,
     /// There is no such event.
     #[error("expected the id of an event that was added, found `{0}`; `xdp-imds event ls` lists them")]
     Unknown(String),
@@ -209,55 +242,64 @@ impl EventList {
         self.of_record.iter().any(|known| known.event.id == *id)
     }
 
+    fn change(&mut self, now_unix: u64) {
+        let now = u32::try_from(now_unix).unwrap_or(u32::MAX);
+        self.incarnation = self.incarnation.saturating_add(1).max(now);
+    }
+
     /// Sets the instance-id. What was added for another instance, and what its guest acknowledged, is removed.
-    fn set_instance(&mut self, instance: &str) {
+    fn set_instance(&mut self, instance: &str, now_unix: u64) {
         let last = self.instance.replace(instance.into());
         if last.is_none_or(|last| *last == *instance) {
             return;
         }
-        self.incarnation += u32::from(!self.added.is_empty());
+        if !self.added.is_empty() {
+            self.change(now_unix);
+        }
         self.added.clear();
         self.of_record.iter_mut().for_each(|known| known.acknowledged = None);
     }
 
-    /// Replaces the events of the record. What a guest acknowledged stays acknowledged.
-    fn set_record(&mut self, events: &[ScheduledEvent]) {
+    /// Replaces the events of the record.
+    fn set_record(&mut self, events: &[ScheduledEvent], now_unix: u64) {
         if self.of_record.iter().map(|known| &known.event).eq(events) {
             return;
         }
-        let acknowledged = |id: &Id| {
-            let known = self.of_record.iter().find(|known| known.event.id == *id);
-            known.and_then(|known| known.acknowledged.clone())
-        };
-        self.of_record = events
-            .iter()
-            .take(EVENTS_PER_VM)
-            .map(|event| AnnouncedEvent { event: event.clone(), acknowledged: acknowledged(&event.id) })
-            .collect();
-        self.incarnation += 1;
+        let mut before = std::mem::take(&mut self.of_record);
+        for event in events.iter().take(EVENTS_PER_VM) {
+            let known = before.iter().position(|known| known.event.id == event.id);
+            let mut known = match known {
+                Some(at) => before.swap_remove(at),
+                None => AnnouncedEvent::new(event.clone(), now_unix),
+            };
+            known.replace(event.clone(), now_unix);
+            self.of_record.push(known);
+        }
+        self.change(now_unix);
     }
 
-    fn add(&mut self, event: ScheduledEvent) -> Result<bool, EventRefused> {
+    fn add(&mut self, event: ScheduledEvent, now_unix: u64) -> Result<bool, EventRefused> {
         if self.is_of_record(&event.id) {
             return Err(EventRefused::OfRecord(event.id.to_string()));
         }
         if let Some(known) = self.added.iter_mut().find(|known| known.event.id == event.id) {
-            let changes = known.event != event;
-            known.event = event;
-            self.incarnation += u32::from(changes);
-            return Ok(changes);
+            if known.event == event {
+                return Ok(false);
+            }
+            known.replace(event, now_unix);
+        } else {
+            if self.added.len() >= EVENTS_PER_VM {
+                // The oldest that is over makes room.
+                let over = self.added.iter().position(|known| !known.event.is_pending());
+                self.added.remove(over.ok_or(EventRefused::Full)?);
+            }
+            self.added.push(AnnouncedEvent::new(event, now_unix));
         }
-        if self.added.len() >= EVENTS_PER_VM {
-            // The oldest that is over makes room.
-            let over = self.added.iter().position(|known| !known.event.is_pending());
-            self.added.remove(over.ok_or(EventRefused::Full)?);
-        }
-        self.added.push(AnnouncedEvent { event, acknowledged: None });
-        self.incarnation += 1;
+        self.change(now_unix);
         Ok(true)
     }
 
-    fn cancel(&mut self, id: &str) -> Result<bool, EventRefused> {
+    fn cancel(&mut self, id: &str, now_unix: u64) -> Result<bool, EventRefused> {
         if self.of_record.iter().any(|known| known.event.id.as_str() == id) {
             return Err(EventRefused::OfRecord(id.to_owned()));
         }
@@ -266,9 +308,25 @@ impl EventList {
         let changes = event.is_pending();
         if changes {
             event.state = EventState::Cancelled;
-            self.incarnation += 1;
+            self.change(now_unix);
         }
         Ok(changes)
+    }
+
+    /// Takes over what another agent stored: added events, and acknowledgements. Later than any change of either agent.
+    fn merge(&mut self, stored: Self, now_unix: u64) {
+        self.incarnation = self.incarnation.max(stored.incarnation);
+        if self.instance.is_none() || self.instance == stored.instance {
+            (self.instance, self.added) = (stored.instance, stored.added);
+        }
+        for known in &mut self.of_record {
+            let stored = stored.of_record.iter().find(|stored| stored.event.id == known.event.id);
+            if let Some(stored) = stored {
+                known.announced.clone_from(&stored.announced);
+                known.acknowledged.clone_from(&stored.acknowledged);
+            }
+        }
+        self.change(now_unix);
     }
 
     fn acknowledge(&mut self, id: &str, now_unix: u64) -> Acknowledgement {
@@ -277,7 +335,7 @@ impl EventList {
             None => Acknowledgement::Unknown,
             Some(AnnouncedEvent { acknowledged: Some(_), .. }) => Acknowledgement::Repeated,
             Some(known) => {
-                known.acknowledged = i64::try_from(now_unix).ok().and_then(Timestamp::at);
+                known.acknowledged = timestamp(now_unix);
                 Acknowledgement::Noted
             }
         }
@@ -312,37 +370,41 @@ impl VmEvents {
         list.as_ref().map_or(0, |list| list.all().filter(|known| known.event.is_pending()).count() as u64)
     }
 
-    /// Replaces the events of the VM's record. Those that were added for another instance-id are removed, and so are the
-    /// acknowledgements of its guest.
-    pub fn note_record(&self, record: &Record) {
+    /// Replaces the events of the VM's record. Those that were added for another instance-id are removed, and so are
+    /// the acknowledgements of its guest. `now_unix` is the time in Unix seconds, here and below.
+    pub fn note_record(&self, record: &Record, now_unix: u64) {
         let mut list = self.locked();
         if list.is_some() || !record.events.is_empty() {
             let list = list.get_or_insert_default();
-            list.set_instance(record.instance_id());
-            list.set_record(&record.events);
+            list.set_instance(record.instance_id(), now_unix);
+            list.set_record(&record.events, now_unix);
         }
     }
 
-    /// Adds an event, or replaces the added one of its id. Returns false if it was the same.
+    /// Adds an event for the instance-id of the VM's record, or replaces the added one of its id. Returns false if it
+    /// was the same.
     ///
     /// # Errors
     /// [`EventRefused`]: nothing has changed.
-    pub fn add(&self, event: ScheduledEvent) -> Result<bool, EventRefused> {
-        self.locked().get_or_insert_default().add(event)
+    pub fn add(&self, instance: &str, event: ScheduledEvent, now_unix: u64) -> Result<bool, EventRefused> {
+        let mut list = self.locked();
+        let list = list.get_or_insert_default();
+        list.set_instance(instance, now_unix);
+        list.add(event, now_unix)
     }
 
     /// Cancels an added event. Returns false if it was over already.
     ///
     /// # Errors
     /// [`EventRefused`] if there is no such event, or if it is of the record.
-    pub fn cancel(&self, id: &str) -> Result<bool, EventRefused> {
+    pub fn cancel(&self, id: &str, now_unix: u64) -> Result<bool, EventRefused> {
         match self.locked().as_mut() {
-            Some(list) => list.cancel(id),
+            Some(list) => list.cancel(id, now_unix),
             None => Err(EventRefused::Unknown(id.to_owned())),
         }
     }
 
-    /// Notes that the guest acknowledged a pending event. `now_unix` is the time in Unix seconds.
+    /// Notes that the guest acknowledged a pending event.
     pub fn acknowledge(&self, id: &str, now_unix: u64) -> Acknowledgement {
         self.locked().as_mut().map_or(Acknowledgement::Unknown, |list| list.acknowledge(id, now_unix))
     }
@@ -353,9 +415,14 @@ impl VmEvents {
         self.locked().as_deref().cloned()
     }
 
-    /// Replaces the events by those that an earlier agent stored.
-    pub fn restore(&self, stored: EventList) {
-        *self.locked() = Some(Box::new(stored));
+    /// Takes over the events that an earlier agent stored. Events of a record that this agent knows stay.
+    pub fn restore(&self, stored: EventList, now_unix: u64) {
+        let mut list = self.locked();
+        match list.as_mut() {
+            Some(list) if **list == stored => {}
+            Some(list) => list.merge(stored, now_unix),
+            None => *list = Some(Box::new(stored)),
+        }
     }
 }
 
@@ -382,6 +449,10 @@ mod tests {
         Record { events: events.to_vec(), ..record }
     }
 
+    fn instance() -> String {
+        record(&[]).instance_id().to_owned()
+    }
+
     fn states(document: &EventDocument) -> Vec<(&str, EventState)> {
         document.events.iter().map(|known| (known.event.id.as_str(), known.event.state)).collect()
     }
@@ -399,51 +470,52 @@ mod tests {
     #[test]
     fn a_vm_without_events_has_an_empty_document_and_no_memory_for_them() {
         let events = VmEvents::default();
-        events.note_record(&record(&[]));
+        events.note_record(&record(&[]), 0);
         assert_eq!((events.document(), events.stored()), (EventDocument::default(), None));
         assert_eq!(events.acknowledge("a", 1), Acknowledgement::Unknown);
-        assert_eq!(events.cancel("a"), Err(EventRefused::Unknown("a".into())));
+        assert_eq!(events.cancel("a", 0), Err(EventRefused::Unknown("a".into())));
     }
 
     #[test]
     fn each_change_has_a_number_and_a_repetition_has_none() {
         let events = VmEvents::default();
         let first = events.incarnation();
-        assert_eq!(events.add(scheduled("a")), Ok(true));
-        assert_eq!(events.add(scheduled("a")), Ok(false));
-        assert_eq!(events.add(event("a", EventState::Started)), Ok(true));
-        assert_eq!((events.cancel("a"), events.cancel("a")), (Ok(true), Ok(false)));
-        events.note_record(&record(&[scheduled("b")]));
-        events.note_record(&record(&[scheduled("b")]));
+        assert_eq!(events.add(&instance(), scheduled("a"), 0), Ok(true));
+        assert_eq!(events.add(&instance(), scheduled("a"), 0), Ok(false));
+        assert_eq!(events.add(&instance(), event("a", EventState::Started), 0), Ok(true));
+        assert_eq!((events.cancel("a", 0), events.cancel("a", 0)), (Ok(true), Ok(false)));
+        events.note_record(&record(&[scheduled("b")]), 0);
+        events.note_record(&record(&[scheduled("b")]), 0);
         let now = events.document();
         assert_eq!(now.incarnation, first + 4);
         assert_eq!(states(&now), [("b", EventState::Scheduled), ("a", EventState::Cancelled)]);
-        assert_eq!(now.pending().map(|event| event.id.as_str()).collect::<Vec<_>>(), ["b"]);
+        assert_eq!(now.pending().map(|known| known.event.id.as_str()).collect::<Vec<_>>(), ["b"]);
     }
 
     #[test]
     fn the_records_events_are_the_sources_and_hide_added_ones_of_their_id() {
         let events = VmEvents::default();
-        assert_eq!(events.add(scheduled("a")), Ok(true));
-        events.note_record(&record(&[event("a", EventState::Started)]));
+        assert_eq!(events.add(&instance(), scheduled("a"), 0), Ok(true));
+        events.note_record(&record(&[event("a", EventState::Started)]), 0);
         assert_eq!(states(&events.document()), [("a", EventState::Started)]);
         let refused = EventRefused::OfRecord("a".into());
-        assert_eq!((events.add(scheduled("a")), events.cancel("a")), (Err(refused.clone()), Err(refused)));
+        let added = events.add(&instance(), scheduled("a"), 0);
+        assert_eq!((added, events.cancel("a", 0)), (Err(refused.clone()), Err(refused)));
     }
 
     #[test]
     fn an_acknowledgement_is_noted_once_stays_with_its_event_and_changes_no_number() {
         let events = VmEvents::default();
-        events.note_record(&record(&[scheduled("r")]));
-        assert_eq!(events.add(scheduled("a")), Ok(true));
+        events.note_record(&record(&[scheduled("r")]), 0);
+        assert_eq!(events.add(&instance(), scheduled("a"), 0), Ok(true));
         let before = events.incarnation();
         for id in ["r", "a"] {
             assert_eq!(events.acknowledge(id, 60), Acknowledgement::Noted);
             assert_eq!(events.acknowledge(id, 90), Acknowledgement::Repeated);
         }
         assert_eq!(events.incarnation(), before);
-        events.note_record(&record(&[event("r", EventState::Started)]));
-        assert_eq!(events.add(event("a", EventState::Completed)), Ok(true));
+        events.note_record(&record(&[event("r", EventState::Started)]), 0);
+        assert_eq!(events.add(&instance(), event("a", EventState::Completed), 0), Ok(true));
         for known in &events.document().events {
             let acknowledged = known.acknowledged.as_ref().map(super::Timestamp::as_str);
             assert_eq!(acknowledged, Some("1970-01-01T00:01:00Z"), "{}", known.event.id);
@@ -452,14 +524,57 @@ mod tests {
     }
 
     #[test]
+    fn an_event_that_comes_anew_is_not_acknowledged_yet() {
+        let events = VmEvents::default();
+        let is_acknowledged = |id: &str| events.document().find(id).expect(id).acknowledged.is_some();
+        for state in [EventState::Completed, EventState::Cancelled] {
+            events.note_record(&record(&[scheduled("r")]), 0);
+            assert_eq!(events.add(&instance(), scheduled("a"), 0), Ok(true));
+            assert!(!is_acknowledged("r") && !is_acknowledged("a"), "{state:?}");
+            assert_eq!(events.acknowledge("r", 60), Acknowledgement::Noted);
+            assert_eq!(events.acknowledge("a", 60), Acknowledgement::Noted);
+            events.note_record(&record(&[event("r", state)]), 0);
+            assert_eq!(events.add(&instance(), event("a", state), 0), Ok(true));
+            assert!(is_acknowledged("r") && is_acknowledged("a"), "{state:?}: its end changes nothing");
+        }
+    }
+
+    #[test]
+    fn a_change_has_a_later_number_than_any_before_it_on_any_node() {
+        let (source, target) = (VmEvents::default(), VmEvents::default());
+        source.note_record(&record(&[scheduled("r")]), 1_000);
+        source.note_record(&record(&[event("r", EventState::Started)]), 1_000);
+        assert_eq!(source.incarnation(), 1_001);
+        target.note_record(&record(&[event("r", EventState::Completed)]), 1_050);
+        assert_eq!(target.incarnation(), 1_050);
+    }
+
+    #[test]
+    fn what_the_previous_agent_stored_is_joined_with_what_this_one_has_noted() {
+        let (previous, next) = (VmEvents::default(), VmEvents::default());
+        previous.note_record(&record(&[scheduled("r")]), 0);
+        assert_eq!(previous.add(&instance(), scheduled("a"), 0), Ok(true));
+        assert_eq!(previous.acknowledge("r", 60), Acknowledgement::Noted);
+        let stored = previous.stored().expect("it has events");
+        next.note_record(&record(&[event("r", EventState::Started)]), 0);
+        next.note_record(&record(&[event("r", EventState::Completed)]), 0);
+        assert_eq!(next.incarnation(), stored.incarnation, "by chance");
+        next.restore(stored.clone(), 0);
+        let document = next.document();
+        assert_eq!(states(&document), [("r", EventState::Completed), ("a", EventState::Scheduled)]);
+        assert!(document.events[0].acknowledged.is_some());
+        assert!(document.incarnation > stored.incarnation, "what was rendered is outdated");
+    }
+
+    #[test]
     fn pending_events_are_limited_and_those_that_are_over_make_room() {
         let events = VmEvents::default();
         for n in 0..EVENTS_PER_VM {
-            assert_eq!(events.add(scheduled(&format!("e{n}"))), Ok(true));
+            assert_eq!(events.add(&instance(), scheduled(&format!("e{n}")), 0), Ok(true));
         }
-        assert_eq!(events.add(scheduled("more")), Err(EventRefused::Full));
-        assert_eq!(events.cancel("e3"), Ok(true));
-        assert_eq!(events.add(scheduled("more")), Ok(true));
+        assert_eq!(events.add(&instance(), scheduled("more"), 0), Err(EventRefused::Full));
+        assert_eq!(events.cancel("e3", 0), Ok(true));
+        assert_eq!(events.add(&instance(), scheduled("more"), 0), Ok(true));
         let document = events.document();
         assert_eq!(document.events.len(), EVENTS_PER_VM);
         assert!(document.find("e3").is_none() && document.find("more").is_some());
@@ -468,18 +583,18 @@ mod tests {
     #[test]
     fn what_is_stored_comes_back_and_another_instance_starts_without_it() {
         let events = VmEvents::default();
-        events.note_record(&record(&[scheduled("r")]));
-        assert_eq!(events.add(scheduled("a")), Ok(true));
+        events.note_record(&record(&[scheduled("r")]), 0);
+        assert_eq!(events.add(&instance(), scheduled("a"), 0), Ok(true));
         assert_eq!(events.acknowledge("r", 60), Acknowledgement::Noted);
         let text = serde_json::to_string(&events.stored()).expect("stored events");
         let next = VmEvents::default();
-        next.restore(serde_json::from_str(&text).expect("stored events"));
+        next.restore(serde_json::from_str(&text).expect("stored events"), 0);
         assert_eq!(next.document(), events.document());
-        next.note_record(&record(&[scheduled("r")]));
+        next.note_record(&record(&[scheduled("r")]), 0);
         assert_eq!(next.document(), events.document(), "the record is the same");
         let mut rebuilt = record(&[scheduled("r")]);
         rebuilt.vm.instance_id = Some(serde_json::from_str("\"another\"").expect("a line"));
-        next.note_record(&rebuilt);
+        next.note_record(&rebuilt, 0);
         let document = next.document();
         assert_eq!(states(&document), [("r", EventState::Scheduled)]);
         assert!(document.events[0].acknowledged.is_none() && document.incarnation > events.incarnation());

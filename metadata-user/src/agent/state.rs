@@ -16,7 +16,6 @@ use crate::delivery::{self, Deliveries};
 use crate::metrics;
 use metadata_common::printable::counted;
 use metadata_content::identity::Issuer;
-use metadata_content::mailbox::Mailbox;
 use metadata_content::record::{Owner, Record, RecordLimits};
 use metadata_content::sink::{MessageLoss, Outbox, SinkCounts};
 use metadata_content::store::VmState;
@@ -167,7 +166,7 @@ impl NodeState {
         let events = config.state.as_ref().map(|directory| {
             let path = directory.join(vm_events::FILE);
             let known = read_events(&path);
-            mailboxes.restore_events(known.clone());
+            mailboxes.restore_events(known.clone(), unix_now());
             (path, Mutex::new(known))
         });
         let given = config.token_key.as_deref().map(given).transpose()?.flatten();
@@ -197,10 +196,11 @@ impl NodeState {
         self.mailboxes.take_charge();
     }
 
-    /// Returns the VM of a record, for answers that are computed per request.
+    /// Returns the VM of a record in force, for answers that are computed per request. Its events become the record's.
     #[must_use]
     pub fn vm(&self, id: &RecordId, record: &Record) -> VmState {
         let mailbox = self.mailboxes.for_record(id.source, &id.key, record);
+        mailbox.events().note_record(record, unix_now());
         let vm = VmState::of(record, Arc::clone(&self.keyring), mailbox);
         match &self.issuer {
             Some(issuer) => vm.issued_by(issuer, record),
@@ -272,7 +272,7 @@ impl NodeState {
             self.mailboxes.remember(read_asked(path));
         }
         if let Some((path, _)) = &self.events {
-            self.mailboxes.restore_events(read_events(path));
+            self.mailboxes.restore_events(read_events(path), unix_now());
         }
     }
 
@@ -301,12 +301,6 @@ impl NodeState {
             let path = path.clone();
             self.saves.submit(StateFile::Dialects, move || asked_dialects::write(&path, &asked));
         }
-    }
-
-    /// The mailbox of a VM.
-    #[must_use]
-    pub fn mailbox(&self, vm: &Owner) -> Arc<Mailbox> {
-        self.mailboxes.get(vm)
     }
 
     /// Queues a write of the events of VMs, if they have changed since the last write.

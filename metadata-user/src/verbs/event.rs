@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
 use super::Exit;
-use super::instances::{CommonArgs, find, is_clearable, source_parser};
+use super::instances::{CommonArgs, find, is_changeable, source_parser};
 
 /// `xdp-imds event`.
 #[derive(clap::Args, Debug)]
@@ -32,9 +32,9 @@ enum EventVerb {
     Ls(List),
 }
 
-/// The VM that is meant.
+/// Which VM, of which agent.
 #[derive(clap::Args, Debug)]
-struct Meant {
+struct VmArgs {
     /// The instance's name or `SOURCE/NAME`; where no tenant chooses them, also the name, UUID, port or MAC of its VM.
     #[arg(value_name = "NAME")]
     name: String,
@@ -48,7 +48,7 @@ struct Meant {
 #[derive(clap::Args, Debug)]
 struct Add {
     #[command(flatten)]
-    vm: Meant,
+    vm: VmArgs,
     /// What the host will do.
     ///
     /// `freeze` pauses the VM for a moment, as a live migration does. `reboot` restarts it, `redeploy` starts it on
@@ -81,7 +81,7 @@ struct Add {
 #[derive(clap::Args, Debug)]
 struct Cancel {
     #[command(flatten)]
-    vm: Meant,
+    vm: VmArgs,
     /// The event's id.
     #[arg(value_name = "ID")]
     id: String,
@@ -90,7 +90,7 @@ struct Cancel {
 #[derive(clap::Args, Debug)]
 struct List {
     #[command(flatten)]
-    vm: Meant,
+    vm: VmArgs,
 }
 
 fn kind_parser() -> impl TypedValueParser<Value = EventKind> {
@@ -109,20 +109,15 @@ fn wait(text: &str) -> Result<Duration, String> {
 
 fn not_before(text: &str) -> Result<Timestamp, String> {
     if let Some(from_now) = time::span(text) {
-        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + from_now;
-        let time = i64::try_from(unix.as_secs()).ok().and_then(Timestamp::at);
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let unix = unix.as_secs().checked_add(from_now.as_secs());
+        let time = unix.and_then(|unix| i64::try_from(unix).ok()).and_then(Timestamp::at);
         return time.ok_or_else(|| "expected a time before the year 10000".into());
     }
     serde_json::from_value(text.into()).map_err(|error| format!("{error}, or a time from now such as 5m"))
 }
 
-impl Meant {
-    /// Returns the instance.
-    fn find(&self) -> anyhow::Result<Result<(RecordSource, String), RegistrationError>> {
-        let run = self.common.agent.run()?;
-        Ok(find(&run, self.source, &self.name, is_clearable))
-    }
-
+impl VmArgs {
     fn finish(
         &self,
         out: &mut dyn Write,
@@ -142,7 +137,7 @@ impl Event {
             EventVerb::Add(verb) => verb.run(out),
             EventVerb::Cancel(verb) => {
                 let run = verb.vm.common.agent.run()?;
-                let found = verb.vm.find()?;
+                let found = find(&run, verb.vm.source, &verb.vm.name, is_changeable);
                 let done =
                     found.and_then(|(source, name)| instances::cancel_event(&run, source, &name, &verb.id));
                 verb.vm.finish(out, done)
@@ -172,7 +167,8 @@ impl Add {
                 .transpose()?,
         };
         let run = self.vm.common.agent.run()?;
-        let done = self.vm.find()?.and_then(|(source, name)| {
+        let found = find(&run, self.vm.source, &self.vm.name, is_changeable);
+        let done = found.and_then(|(source, name)| {
             let document = instances::add_event(&run, source, &name, &event)?;
             match self.wait {
                 Some(wait) => instances::wait_for_acknowledgement(&run, source, &name, id, wait),
@@ -215,6 +211,7 @@ mod tests {
         let soon = not_before("5m").expect("a span").unix_seconds();
         let later = not_before("2h").expect("a span").unix_seconds();
         assert!((6_800..=7_000).contains(&(later - soon)), "{soon} {later}");
+        assert!(not_before("18446744073709000000s").is_err(), "no such year");
         let refused = not_before("tomorrow").expect_err("no time");
         assert!(refused.contains("RFC 3339") && refused.contains("5m"), "{refused}");
     }

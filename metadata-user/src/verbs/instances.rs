@@ -224,9 +224,9 @@ impl GetArgs {
 /// Whether a user means an instance by a name.
 pub(super) type IsMeant = fn(&Instance, &str) -> bool;
 
-/// Whether a verb that changes something may take an instance for the one that a user names. A tenant chooses the name, the UUID and the MACs of
-/// its VM, and may choose those of another: only the instance's own name counts there.
-pub(super) fn is_clearable(instance: &Instance, name: &str) -> bool {
+/// Whether a verb that changes something may take an instance for the one that a user names. A tenant chooses the name,
+/// the UUID and the MACs of its VM, and may choose those of another: only the instance's own name counts there.
+pub(super) fn is_changeable(instance: &Instance, name: &str) -> bool {
     if instance.source.is_of_tenants() { instance.is_named(name) } else { instance.is_called(name) }
 }
 
@@ -311,7 +311,7 @@ fn called_by_tenant(instance: &Instance, name: &str) -> RegistrationError {
         title: "No such instance".into(),
         status: 404,
         detail: format!(
-            "no instance is called `{name}`, but the VM of {own}, whose tenant chose that: name it by {own}"
+            "no instance is called `{name}`, but the VM of {own}, whose tenant chose that: name it as `{own}`"
         ),
         conflict: None,
         registered: None,
@@ -426,7 +426,7 @@ impl Clear {
     /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
         let run = self.common.agent.run()?;
-        let cleared = find(&run, self.source, &self.name, is_clearable).and_then(|(source, name)| {
+        let cleared = find(&run, self.source, &self.name, is_changeable).and_then(|(source, name)| {
             instances::clear(&run, source, &name).map_err(|failure| {
                 if failure.status() == Some(404) { nothing_written(source, &name) } else { failure }
             })?;
@@ -574,7 +574,7 @@ fn ports(ports: &[InstancePort], out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{entity_tag, is_clearable, meant, one, read, source_parser, table};
+    use super::{entity_tag, is_changeable, meant, one, read, source_parser, table};
     use metadata_content::source::RecordSource;
     use metadata_control::instances::{Instance, InstancePort, InstanceVm, Name};
     use metadata_control::status::{GuestState, InstanceState};
@@ -640,7 +640,7 @@ mod tests {
             "52:54:00:00:00:01",
         ];
         for name in names {
-            for is_meant in [Instance::is_called, is_clearable] {
+            for is_meant in [Instance::is_called, is_changeable] {
                 let found = meant(&[other(), file()], None, name, is_meant);
                 assert_eq!(found.expect(name), (RecordSource::File, "web.yaml".to_owned()), "{name}");
             }
@@ -655,18 +655,18 @@ mod tests {
     }
 
     #[test]
-    fn what_a_tenant_calls_its_vm_clears_nothing() {
+    fn what_a_tenant_calls_its_vm_changes_nothing() {
         let of = |source, name: &str| Instance { source, name: name.into(), ..instance() };
         let pretender = of(RecordSource::Kubevirt, "evil/web");
         for name in ["web-1", "7c0f", "vnet0", "52:54:00:00:00:01"] {
-            let failure = meant(std::slice::from_ref(&pretender), None, name, is_clearable).expect_err(name);
-            assert!(failure.to_string().contains("`xdp-imds clear kubevirt/evil/web`"), "{name}: {failure}");
+            let failure = meant(std::slice::from_ref(&pretender), None, name, is_changeable).expect_err(name);
+            assert!(failure.to_string().contains("name it as `kubevirt/evil/web`"), "{name}: {failure}");
             // Nor does it stand in the way of the VM that the operator calls so.
-            let found = meant(&[pretender.clone(), of(RecordSource::Hook, "own")], None, name, is_clearable);
+            let found = meant(&[pretender.clone(), of(RecordSource::Hook, "own")], None, name, is_changeable);
             assert_eq!(found.expect(name), (RecordSource::Hook, "own".to_owned()), "{name}");
         }
         for name in ["evil/web", "kubevirt/evil/web"] {
-            let found = meant(std::slice::from_ref(&pretender), None, name, is_clearable);
+            let found = meant(std::slice::from_ref(&pretender), None, name, is_changeable);
             assert_eq!(found.expect(name), (RecordSource::Kubevirt, "evil/web".to_owned()), "{name}");
         }
     }

@@ -72,9 +72,8 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
         routes.guarded(path, guards, response);
     }
     let mut document = document(record);
-    if let Some(event) = routes.events().pending().find(|event| event.kind == EventKind::Preempt) {
-        let time = event.not_before.as_ref().map_or_else(String::new, utc);
-        document["instance"]["spot"] = json!({ "termination-time": time });
+    if let Some(known) = routes.events().pending().find(|known| known.event.kind == EventKind::Preempt) {
+        document["instance"]["spot"] = json!({ "termination-time": utc(&known.time()) });
     }
     let document = routes.document(&document);
     // `all`, and each of its members as a directory or a leaf, as EC2's tree does.

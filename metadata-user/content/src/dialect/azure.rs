@@ -26,7 +26,7 @@ use super::events::{acknowledge, imf_fixdate};
 use super::route_builder::{JSON, RouteBuilder, TEXT, computed};
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
-use crate::event::{EventDocument, EventKind, EventState, ScheduledEvent};
+use crate::event::{AnnouncedEvent, EventDocument, EventKind, EventState};
 use crate::http::{Body, Method, Response, StatusCode};
 use crate::parser;
 use crate::record::Record;
@@ -173,9 +173,9 @@ const EVENT_METHODS: Methods = Methods::of(&[Method::Get, Method::Head, Method::
 
 /// Returns Azure's document of the events that are still to come or have begun.
 fn scheduled_events(record: &Record, events: &EventDocument) -> Bytes {
-    let event = |event: &ScheduledEvent| {
+    let event = |known: &AnnouncedEvent| {
+        let event = &known.event;
         let is_started = event.state == EventState::Started;
-        let not_before = event.not_before.as_ref().filter(|_| !is_started);
         json!({
             "Description": event.description(),
             // How long the host takes is not known.
@@ -190,7 +190,7 @@ fn scheduled_events(record: &Record, events: &EventDocument) -> Bytes {
                 EventKind::Terminate => "Terminate",
                 EventKind::Preempt => "Preempt",
             },
-            "NotBefore": not_before.map_or_else(String::new, imf_fixdate),
+            "NotBefore": if is_started { String::new() } else { imf_fixdate(&known.time()) },
             "ResourceType": "VirtualMachine",
             "Resources": [record.vm.name.as_str()],
         })
@@ -222,9 +222,10 @@ fn answer_events(call: &LiveRequest<'_>, document: &Bytes) -> Response {
         return bad("The body must be a document with StartRequests");
     };
     let known = call.vm.mailbox.events().document();
-    let is_pending = |request: &StartRequest| known.pending().any(|event| event.id.as_str() == request.id);
+    let is_pending =
+        |request: &StartRequest| known.pending().any(|known| known.event.id.as_str() == request.id);
     if !(1..=known.events.len()).contains(&requests.len()) || !requests.iter().all(is_pending) {
-        return bad("EventId not found");
+        return bad("StartRequests must name pending events");
     }
     for request in &requests {
         acknowledge(call, &request.id);

@@ -61,8 +61,8 @@ pub(super) fn render_root(record: &Record, routes: &mut RouteBuilder<'_>) {
 // Paths to which a guest of any cloud can report its boot.
 //
 // cloud-init's `phone_home` and webhook reporting post to any URL in their configuration. `/v1/phone-home` and
-// `/v1/events` (module `events`) forward the body to the record's sinks. The answer is 413 to a body that is too large, else a success, even if the message is
-// dropped: a guest would only retry after an error.
+// `/v1/events` (module `events`) forward the body to the record's sinks. The answer is 413 to a body that is too large,
+// else a success, even if the message is dropped: a guest would only retry after an error.
 
 const POST: Methods = Methods::of(&[Method::Post]);
 

@@ -28,7 +28,7 @@ use super::tokens::UNPROXIED;
 use super::tokens::signed;
 use super::{AccessCondition, Description, Mount, tokens};
 use crate::dialect::json::json;
-use crate::event::{EventKind, EventState, ScheduledEvent};
+use crate::event::{AnnouncedEvent, EventKind, EventState};
 use crate::http::{Response, StatusCode};
 use crate::identity::SigningRequest;
 use crate::record::values::{Cidr, Timestamp};
@@ -100,41 +100,44 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     tree.finish();
 }
 
-/// Adds what the host will do. Without events the paths do not exist, as for an instance that AWS has no plans for:
-/// clients take a 404 for "nothing", and a crawl at boot is shorter.
+/// Adds what the host will do. The lists of maintenance exist always, because aws-node-termination-handler takes their
+/// absence for a fault, and are in no listing, because cloud-init would crawl them at each boot. The other paths exist
+/// while there is such an event: their clients take 404 for "nothing".
 /// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-metadata.html
 fn events(tree: &mut Tree<'_, '_>) {
     let document = tree.routes().events().clone();
-    if document.events.is_empty() {
-        return;
-    }
-    let all = || document.events.iter().map(|known| &known.event);
+    // AWS does not announce live migrations, and clients leave a node at any maintenance.
+    let is_maintenance =
+        |known: &&AnnouncedEvent| !matches!(known.event.kind, EventKind::Freeze | EventKind::Preempt);
     let (pending, over): (Vec<_>, Vec<_>) =
-        all().filter(|event| event.kind != EventKind::Preempt).partition(|event| event.is_pending());
+        document.events.iter().filter(is_maintenance).partition(|known| known.event.is_pending());
     for (path, events) in [
         ("/latest/meta-data/events/maintenance/history", over),
         ("/latest/meta-data/events/maintenance/scheduled", pending),
     ] {
         let events: Vec<_> = events.into_iter().map(maintenance).collect();
-        tree.text(path, Value::from(events).to_string());
+        tree.unlisted(path, Value::from(events).to_string());
     }
-    // An end that has no time yet comes as soon as possible.
-    let time = |event: &ScheduledEvent| event.not_before.as_ref().map_or_else(|| EPOCH.to_owned(), utc);
-    if let Some(event) = document.pending().find(|event| event.kind == EventKind::Preempt) {
-        let time = time(event);
-        let rebalance = json!({ "noticeTime": time.clone() }).to_string();
+    if let Some(known) = document.pending().find(|known| known.event.kind == EventKind::Preempt) {
+        let time = utc(&known.time());
+        let notice = known.announced.as_ref().map_or_else(|| time.clone(), utc);
+        let rebalance = json!({ "noticeTime": notice }).to_string();
         tree.text("/latest/meta-data/events/recommendations/rebalance", rebalance);
         let action = json!({ "action": "terminate", "time": time.clone() }).to_string();
         tree.text("/latest/meta-data/spot/instance-action", action);
         tree.text("/latest/meta-data/spot/termination-time", time);
     }
-    if document.pending().any(|event| event.kind == EventKind::Terminate) {
+    let ends = |known: &AnnouncedEvent| {
+        known.event.kind == EventKind::Terminate && known.event.state == EventState::Started
+    };
+    if document.pending().any(ends) {
         tree.text("/latest/meta-data/autoscaling/target-lifecycle-state", "Terminated");
     }
 }
 
 /// Returns an event as an element of `scheduled` or `history`.
-fn maintenance(event: &ScheduledEvent) -> Value {
+fn maintenance(known: &AnnouncedEvent) -> Value {
+    let event = &known.event;
     let (state, mark) = match event.state {
         EventState::Scheduled | EventState::Started => ("active", ""),
         EventState::Completed => ("completed", "[Completed] "),
@@ -147,14 +150,13 @@ fn maintenance(event: &ScheduledEvent) -> Value {
         EventKind::Terminate => "instance-retirement",
     };
     // `21 Jan 2019 09:00:43 GMT`: HTTP's form without the day of the week.
-    let date = |time: &Timestamp| imf_fixdate(time).split_off("Mon, ".len());
-    let not_before = event.not_before.as_ref().map_or_else(String::new, date);
+    let time = imf_fixdate(&known.time()).split_off("Mon, ".len());
     json!({
         "Code": code,
         "Description": format!("{mark}{}", event.description()),
         "EventId": event.id.as_str(),
-        "NotAfter": not_before.clone(),
-        "NotBefore": not_before,
+        "NotAfter": time.clone(),
+        "NotBefore": time,
         "State": state,
     })
 }

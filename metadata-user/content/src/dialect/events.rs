@@ -13,7 +13,6 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use super::common::forward;
 use super::route_builder::{JSON, RouteBuilder, computed};
-use super::tokens::UNPROXIED;
 use crate::dialect::json::json;
 use crate::event::{Acknowledgement, EventDocument};
 use crate::http::{Method, Response, StatusCode};
@@ -29,6 +28,7 @@ const WAIT_MOST: Duration = Duration::from_secs(600);
 const PATH: &str = "/v1/events";
 const METHODS: Methods = Methods::of(&[Method::Get, Method::Head, Method::Post]);
 
+static FORBIDDEN: LazyLock<Response> = LazyLock::new(|| Response::error(StatusCode(403), &[]));
 static NOT_FOUND: LazyLock<Response> = LazyLock::new(|| Response::error(StatusCode(404), &[]));
 
 /// Adds the path for every record.
@@ -36,7 +36,7 @@ pub(super) fn render(routes: &mut RouteBuilder<'_>) {
     routes.begin(EVERY_DIALECT);
     let about =
         "what the host will do; with `incarnation`, after a change; POST forwards or acknowledges an event";
-    routes.live_below(PATH, METHODS, &*UNPROXIED, computed(about, answer));
+    routes.live_below(PATH, METHODS, &[], computed(about, answer));
 }
 
 fn answer(call: &LiveRequest<'_>) -> LiveOutcome {
@@ -48,6 +48,8 @@ fn answer(call: &LiveRequest<'_>) -> LiveOutcome {
             Some(event) => found(event).into(),
             None => NOT_FOUND.clone().into(),
         },
+        // Somebody outside must not acknowledge through a proxy of the guest.
+        (_, false) if call.request.headers.contains("X-Forwarded-For") => FORBIDDEN.clone().into(),
         (id, false) => match acknowledge(call, id) {
             Acknowledgement::Unknown => NOT_FOUND.clone().into(),
             Acknowledgement::Noted | Acknowledgement::Repeated => {
@@ -225,6 +227,8 @@ mod tests {
             assert_eq!(events, json!({"DocumentIncarnation": 2, "Events": []}), "{state}");
         }
         assert_eq!(Guest::new(&json!([])).json(SCHEDULED), json!({"DocumentIncarnation": 1, "Events": []}));
+        let soon = Guest::new(&json!([{"id": "soon", "kind": "reboot"}])).json(SCHEDULED);
+        assert_eq!(soon["Events"][0]["NotBefore"], "Thu, 01 Jan 1970 00:00:00 GMT", "when it was announced");
     }
 
     #[test]
@@ -257,18 +261,15 @@ mod tests {
     #[test]
     fn ec2_has_paths_of_events_while_there_are_some() {
         let meta = "/latest/meta-data";
-        let maintenance = |kind, state| {
-            let guest = Guest::new(&event(kind, state));
+        let maintenance_of = |guest: &Guest| {
             let list = |name| guest.json(&format!("{meta}/events/maintenance/{name}"));
             (list("scheduled"), list("history"))
         };
+        let maintenance = |kind, state| maintenance_of(&Guest::new(&event(kind, state)));
         let date = "26 Nov 2026 08:30:00 GMT";
-        for (kind, code) in [
-            ("freeze", "system-maintenance"),
-            ("reboot", "system-reboot"),
-            ("redeploy", "instance-stop"),
-            ("terminate", "instance-retirement"),
-        ] {
+        for (kind, code) in
+            [("reboot", "system-reboot"), ("redeploy", "instance-stop"), ("terminate", "instance-retirement")]
+        {
             for (state, name, mark) in [
                 ("scheduled", "active", ""),
                 ("started", "active", ""),
@@ -291,17 +292,23 @@ mod tests {
         let action = preempted.json(&format!("{meta}/spot/instance-action"));
         assert_eq!(action, json!({"action": "terminate", "time": time}));
         let rebalance = preempted.json(&format!("{meta}/events/recommendations/rebalance"));
-        assert_eq!(rebalance, json!({"noticeTime": time}));
+        assert_eq!(rebalance, json!({"noticeTime": "1970-01-01T00:00:00Z"}), "when it was announced");
         assert!(preempted.text(meta).lines().any(|name| name == "spot/"));
-        let ending = Guest::new(&event("terminate", "scheduled"));
-        assert_eq!(ending.text(&format!("{meta}/autoscaling/target-lifecycle-state")), "Terminated");
-        let quiet = Guest::new(&json!([]));
-        for path in
-            ["events", "events/maintenance/scheduled", "spot/instance-action", "spot/termination-time"]
-        {
-            assert_eq!(quiet.get(&format!("{meta}/{path}")).status().0, 404, "{path}");
+        let lifecycle = "autoscaling/target-lifecycle-state";
+        let ending = Guest::new(&event("terminate", "started"));
+        assert_eq!(ending.text(&format!("{meta}/{lifecycle}")), "Terminated");
+        for events in [json!([]), event("freeze", "started"), event("terminate", "scheduled")] {
+            let quiet = Guest::new(&events);
+            for path in ["events", "spot/instance-action", "spot/termination-time", lifecycle] {
+                assert_eq!(quiet.get(&format!("{meta}/{path}")).status().0, 404, "{path} {events}");
+            }
         }
-        assert_eq!(ending.get(&format!("{meta}/spot/instance-action")).status().0, 404);
+        // Their absence would be a fault, a live migration a reason to leave, and their names a longer crawl at boot.
+        for events in [json!([]), event("freeze", "started")] {
+            let quiet = Guest::new(&events);
+            assert_eq!(maintenance_of(&quiet), (json!([]), json!([])), "{events}");
+            assert!(!quiet.text(meta).contains("events"), "{events}");
+        }
     }
 
     #[test]
@@ -309,7 +316,13 @@ mod tests {
         let mut guest = Guest::new(&json!([]));
         let value = |guest: &Guest, name: &str| guest.text(&format!("{GCE}/{name}"));
         assert_eq!(value(&guest, "maintenance-event"), "NONE");
-        assert_eq!(guest.get(&format!("{GCE}/upcoming-maintenance")).status().0, 404);
+        let none = guest.get(&format!("{GCE}/upcoming-maintenance"));
+        let text = r#"{ "error": "no notifications have been received yet, try again later" }"#;
+        assert_eq!(
+            (none.status().0, &*none.body().to_bytes()),
+            (503, text.as_bytes()),
+            "as Google's agents expect"
+        );
         let waiting = format!("{GCE}/maintenance-event?wait_for_change=true");
         let fields = [GOOGLE];
         let request = TestRequest::new(Method::Get, &waiting, &fields);
@@ -333,6 +346,10 @@ mod tests {
         assert_eq!(value(&guest, "preempted"), "FALSE");
         guest.publish(event("preempt", "scheduled"));
         assert_eq!((&*value(&guest, "preempted"), &*value(&guest, "maintenance-event")), ("TRUE", "NONE"));
+        let mut both = event("freeze", "started");
+        both.as_array_mut().expect("a list").push(json!({"id": "end", "kind": "terminate"}));
+        guest.publish(both);
+        assert_eq!(value(&guest, "maintenance-event"), "TERMINATE_ON_HOST_MAINTENANCE", "it matters more");
         guest.publish(event("freeze", "completed"));
         assert_eq!(value(&guest, "maintenance-event"), "NONE");
     }
@@ -355,7 +372,9 @@ mod tests {
         let guest = Guest::new(&event("freeze", "scheduled"));
         let found = guest.json("/v1/events");
         assert_eq!(found["incarnation"], 2);
-        assert_eq!(found["events"][0], event("freeze", "scheduled")[0]);
+        let mut expected = event("freeze", "scheduled")[0].clone();
+        expected["announced"] = "1970-01-01T00:00:00Z".into();
+        assert_eq!(found["events"][0], expected);
         assert_eq!(guest.json("/v1/events/drain-1"), found["events"][0]);
         for (path, status) in
             [("/v1/events/other", 404), ("/v1/events/drain-1", 204), ("/v1/events/drain-1", 204)]
@@ -382,7 +401,8 @@ mod tests {
         assert_eq!(late.status().0, 200, "an answer without news");
         let more: ScheduledEvent =
             serde_json::from_value(json!({"id": "b", "kind": "reboot"})).expect("an event");
-        assert_eq!(guest.vm.mailbox.events().add(more), Ok(true));
+        let instance = parse(&guest.record).instance_id().to_owned();
+        assert_eq!(guest.vm.mailbox.events().add(&instance, more, 0), Ok(true));
         let told = guest.send(again);
         let told: Value = serde_json::from_slice(&told.body().to_bytes()).expect("JSON");
         assert_eq!((&told["incarnation"], &told["events"][1]["id"]), (&json!(3), &json!("b")));

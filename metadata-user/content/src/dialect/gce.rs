@@ -92,6 +92,12 @@ fn flavoured(status: StatusCode, kind: &str, fields: &[(&str, &str)], body: impl
     Response::new(status, Some(kind), &fields, body)
 }
 
+/// What the real server answers while no maintenance is planned. Google's agents tell it from a fault by its text.
+static NO_MAINTENANCE: LazyLock<Response> = LazyLock::new(|| {
+    let text = r#"{ "error": "no notifications have been received yet, try again later" }"#;
+    flavoured(StatusCode(503), JSON, &[], text)
+});
+
 /// Builds a short text error.
 fn refusal(status: StatusCode, fields: &[(&str, &str)]) -> Response {
     flavoured(status, TEXT, fields, format!("{}\n", status.reason()))
@@ -232,6 +238,7 @@ impl Server {
         };
         match found {
             Some((etag, view)) => reply(call, &query, &view, etag),
+            None if path == ["instance", "upcoming-maintenance"] => NO_MAINTENANCE.clone().into(),
             None => refusal(StatusCode(404), &[]).into(),
         }
     }

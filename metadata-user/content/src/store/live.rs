@@ -34,12 +34,11 @@ pub struct VmState {
 }
 
 impl VmState {
-    /// Builds the state from a record. Sets the VM's connection limit and events to the record's.
+    /// Builds the state from a record. Sets the VM's connection limit to the record's.
     #[must_use]
     pub fn of(record: &Record, keyring: Arc<Keyring>, mailbox: Arc<Mailbox>) -> Self {
         let owner = record.owner_text().into();
         mailbox.account().allow_connections(record.serve.limits.conns as usize);
-        mailbox.events().note_record(record);
         let tenant = record.tenant();
         Self { owner, keyring, mailbox, sinks: record.sinks.clone(), issuer: None, tenant }
     }

@@ -137,7 +137,7 @@ impl Mailboxes {
             mailbox.note_asked(locked(&self.asked).remove(name).unwrap_or_default());
         }
         if let Some(events) = locked(&self.events).remove(owner.as_str()) {
-            mailbox.events().restore(events);
+            mailbox.events().restore(events, 0);
         }
         table.insert(owner.as_str().to_owned(), Arc::clone(&mailbox));
         mailbox
@@ -155,13 +155,13 @@ impl Mailboxes {
         }
     }
 
-    /// Replaces the events by those that the previous agent stored.
-    pub fn restore_events(&self, stored: EventsByOwner) {
+    /// Takes over the events that the previous agent stored. `now_unix` is the time in Unix seconds.
+    pub fn restore_events(&self, stored: EventsByOwner, now_unix: u64) {
         let table = locked(&self.table);
         let mut later = locked(&self.events);
         for (vm, events) in stored {
             match table.get(&vm) {
-                Some(mailbox) => mailbox.events().restore(events),
+                Some(mailbox) => mailbox.events().restore(events, now_unix),
                 None => _ = later.insert(vm, events),
             }
         }

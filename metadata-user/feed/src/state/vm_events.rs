@@ -13,8 +13,7 @@ use crate::state::private_file;
 /// The file's name in the state directory.
 pub const FILE: &str = "events";
 
-/// At most 32 events of less than 1 KiB per VM, and only for VMs that have some. VMs that do not fit are left out, in
-/// the order of their owners.
+/// At most 32 events of about 1 KiB per VM, and only for VMs that have some.
 const FORM: StateFileKind = StateFileKind { kind: "events", version: 1, oldest: 1, bytes: 16 << 20 };
 
 /// Events by the owner of the VM's state.
@@ -29,13 +28,19 @@ struct Line {
 /// Replaces the file.
 ///
 /// # Errors
-/// The error of the first step that fails; the file is then unchanged.
+/// The error of the first step that fails, or the events of some VMs do not fit; the file is then unchanged.
 pub fn write(path: &Path, events: &EventsByOwner) -> io::Result<()> {
     let line = |(vm, events): (&String, &EventList)| {
         Ok(serde_json::to_vec(&Line { vm: vm.clone(), events: events.clone() })?)
     };
     let mut bytes = Vec::new();
-    FORM.write(events.iter().map(line), &mut bytes)?;
+    let written = FORM.write(events.iter().map(line), &mut bytes)?;
+    if written.left_out > 0 {
+        let (most, left_out) = (FORM.bytes, written.left_out);
+        return Err(io::Error::other(format!(
+            "expected events of at most {most} bytes, found more, of {left_out} VMs; cancel some"
+        )));
+    }
     FORM.spare_other_version(path)?;
     private_file::replace(path, &bytes)
 }
@@ -65,7 +70,8 @@ mod tests {
     fn sample() -> EventsByOwner {
         let events = VmEvents::default();
         let event = r#"{"id": "drain-1", "kind": "freeze", "not_before": "2030-01-01T00:00:00Z", "description": "drain"}"#;
-        events.add(serde_json::from_str(event).expect("an event")).expect("room");
+        let event = serde_json::from_str(event).expect("an event");
+        events.add("i", event, 60).expect("room");
         events.acknowledge("drain-1", 60);
         let stored = events.stored().expect("an event was added");
         [("kubevirt/ns/web-1/u".to_owned(), stored)].into()

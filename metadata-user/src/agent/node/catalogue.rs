@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use metadata_common::mac::Mac;
 use metadata_common::port::PortName;
-use metadata_content::event::{EventDocument, EventRefused, ScheduledEvent, VmEvents};
+use metadata_content::event::{EventRefused, ScheduledEvent, VmEvents};
+use metadata_content::mailbox::Mailbox;
 use metadata_content::record::{Owner, Record};
 use metadata_content::source::RecordSource;
 use metadata_content::store::Responses;
@@ -21,7 +22,7 @@ use tracing::{debug, warn};
 use super::answers::Renderer;
 use crate::agent::plan::{ActiveRecords, Plan};
 use crate::agent::slots::IdentityName;
-use crate::agent::state::NodeState;
+use crate::agent::state::{NodeState, unix_now};
 use crate::config::{Config, PortSpec};
 use crate::metrics::BackgroundCounters;
 use registered::RegisteredRecords;
@@ -66,15 +67,20 @@ pub(crate) enum EventChange {
 }
 
 impl EventChange {
-    /// Makes the change. Returns whether anything has changed.
+    /// Makes the change for the instance-id of the VM's record. Returns whether anything has changed.
     ///
     /// # Errors
     /// [`EventRefused`]: nothing has changed.
-    pub(crate) fn apply(self, events: &VmEvents) -> Result<bool, EventRefused> {
+    pub(crate) fn apply(
+        self,
+        events: &VmEvents,
+        instance: &str,
+        now_unix: u64,
+    ) -> Result<bool, EventRefused> {
         match self {
             Self::Look => Ok(false),
-            Self::Add(event) => events.add(event),
-            Self::Cancel(event) => events.cancel(&event),
+            Self::Add(event) => events.add(instance, event, now_unix),
+            Self::Cancel(event) => events.cancel(&event, now_unix),
         }
     }
 }
@@ -84,8 +90,8 @@ impl EventChange {
 pub(crate) struct ChangedEvents {
     /// Whether anything has changed.
     pub(crate) changed: bool,
-    /// All events of the VM.
-    pub(crate) document: EventDocument,
+    /// The VM's mailbox, which has all of its events.
+    pub(crate) mailbox: Arc<Mailbox>,
     /// The owner of the VM's state.
     pub(crate) vm: Owner,
     /// The queue that writes the change.
@@ -318,17 +324,21 @@ impl RecordCatalogue {
         id: &RecordId,
         change: EventChange,
     ) -> Option<(Result<ChangedEvents, EventRefused>, TouchedPorts)> {
-        let vm = self.registry.record(id)?.owner();
-        let mailbox = self.state.mailbox(&vm);
-        let events = mailbox.events();
-        let changed = change.apply(events);
+        // The state of a VM is its own while its record is in force, and is loaded with that.
+        let Some(record) = self.records.get(id) else {
+            self.registry.record(id)?;
+            return Some((Err(EventRefused::NotInForce), TouchedPorts::default()));
+        };
+        let vm = self.state.vm(id, record);
+        let changed = change.apply(vm.mailbox.events(), record.instance_id(), unix_now());
+        let owner = record.owner();
         let mut touched = TouchedPorts::default();
         if changed == Ok(true) {
             self.state.save_events();
             touched = self.ports_with_other_events();
         }
         let saves = self.state.saves().clone();
-        let done = changed.map(|changed| ChangedEvents { changed, document: events.document(), vm, saves });
+        let done = changed.map(|changed| ChangedEvents { changed, mailbox: vm.mailbox, vm: owner, saves });
         Some((done, touched))
     }
 

@@ -43,7 +43,7 @@ const AGENT: &str = "\
 | Verb | Needs |
 |---|---|
 | `serve`, `doctor`, `release` | the [capabilities](../operate/privileges.md) of a running agent; `doctor` needs them to see what the agent sees |
-| `register`, `ls`, `get`, `rm`, `clear`, `status`, `top`, `trace` | access to the agent's socket: [who may use it](../operate/api.md#who-may-use-it) |
+| `register`, `ls`, `get`, `rm`, `clear`, `event`, `status`, `top`, `trace` | access to the agent's socket: [who may use it](../operate/api.md#who-may-use-it) |
 | `libvirt-hook` | write access below `/run/xdp-imds` |
 | `check`, `explain`, `export`, `webhook`, `token-key`, `identity` | no privilege |
 

@@ -64,6 +64,12 @@ impl<'s, 'i> Tree<'s, 'i> {
         self.routes.guarded(path, self.guards, response);
     }
 
+    /// Adds a leaf of text that no listing has.
+    pub(super) fn unlisted(&mut self, path: &'static str, text: String) {
+        let response = self.routes.found(TEXT, text);
+        self.routes.guarded(path, self.guards, response);
+    }
+
     /// Like [`leaf`](Self::leaf), with guards of its own and answered per request.
     pub(super) fn live(
         &mut self,

@@ -10,7 +10,7 @@ use std::fmt;
 use super::super::document::{DocumentNode, PartKind};
 use super::super::events::utc;
 use crate::dialect::json::json;
-use crate::event::{EventDocument, EventKind, EventState, ScheduledEvent};
+use crate::event::{AnnouncedEvent, EventDocument, EventKind, EventState};
 use crate::http::Body;
 use crate::record::network::Nic;
 use crate::record::vm::{Payload, ServiceAccount};
@@ -51,8 +51,12 @@ fn key_user(record: &Record) -> &str {
 fn instance(record: &Record, events: &EventDocument) -> Value {
     let labels: Vec<&str> = record.labels.iter().map(|label| label.as_str()).collect();
     let nics = record.network.nics.iter().filter(|nic| nic.is_physical());
-    let is_preempted = events.pending().any(|event| event.kind == EventKind::Preempt);
-    let maintenance = events.pending().find(|event| event.kind != EventKind::Preempt);
+    let is_preempted = events.pending().any(|known| known.event.kind == EventKind::Preempt);
+    // An end matters more than a migration before it.
+    let maintenance = events
+        .pending()
+        .filter(|known| known.event.kind != EventKind::Preempt)
+        .min_by_key(|known| known.event.kind == EventKind::Freeze);
     let mut instance = json!({
         "attributes": attributes(record, key_user(record)),
         "cpuPlatform": "",
@@ -63,7 +67,7 @@ fn instance(record: &Record, events: &EventDocument) -> Value {
         "id": record.numeric_id(),
         "image": record.image.as_ref().map_or("", |image| image.id.as_str()),
         "machineType": record.gce_machine_type(),
-        "maintenanceEvent": maintenance.map_or("NONE", maintenance_event),
+        "maintenanceEvent": maintenance.map_or("NONE", |known| maintenance_event(known.event.kind)),
         "name": record.vm.name.as_str(),
         "networkInterfaces": nics.map(|nic| interface(record, nic)).collect::<Vec<_>>(),
         "preempted": if is_preempted { "TRUE" } else { "FALSE" },
@@ -79,8 +83,8 @@ fn instance(record: &Record, events: &EventDocument) -> Value {
         "virtualClock": { "driftToken": "0" },
         "zone": record.gce_zone(),
     });
-    if let Some(event) = maintenance {
-        instance["upcomingMaintenance"] = upcoming_maintenance(event);
+    if let Some(known) = maintenance {
+        instance["upcomingMaintenance"] = upcoming_maintenance(known);
     }
     instance
 }
@@ -88,8 +92,8 @@ fn instance(record: &Record, events: &EventDocument) -> Value {
 // Events: https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice.
 
 /// Returns the value of `maintenance-event` while an event is pending.
-fn maintenance_event(event: &ScheduledEvent) -> &'static str {
-    match event.kind {
+fn maintenance_event(kind: EventKind) -> &'static str {
+    match kind {
         EventKind::Freeze => "MIGRATE_ON_HOST_MAINTENANCE",
         EventKind::Reboot | EventKind::Redeploy | EventKind::Terminate | EventKind::Preempt => {
             "TERMINATE_ON_HOST_MAINTENANCE"
@@ -98,19 +102,17 @@ fn maintenance_event(event: &ScheduledEvent) -> &'static str {
 }
 
 /// Returns `upcoming-maintenance`, which exists while an event is pending. Its names have underscores, as Google's. The
-/// window has a start alone if the event has a time: how long it takes is not known.
-fn upcoming_maintenance(event: &ScheduledEvent) -> Value {
-    let mut document = json!({
+/// end of the window is not known.
+fn upcoming_maintenance(known: &AnnouncedEvent) -> Value {
+    let time = utc(&known.time());
+    let is_started = known.event.state == EventState::Started;
+    json!({
         "can_reschedule": "false",
-        "maintenance_status": if event.state == EventState::Started { "ONGOING" } else { "PENDING" },
+        "latest_window_start_time": time.clone(),
+        "maintenance_status": if is_started { "ONGOING" } else { "PENDING" },
         "type": "SCHEDULED",
-    });
-    if let Some(time) = &event.not_before {
-        for name in ["latest_window_start_time", "window_start_time"] {
-            document[name] = utc(time).into();
-        }
-    }
-    document
+        "window_start_time": time,
+    })
 }
 
 /// Returns `attributes`: generated ones, then the record's metadata. Keys without an account belong to `user`.

@@ -41,11 +41,12 @@ fn migration(migration: &MigrationState) -> Option<Value> {
     Some(json!({ "id": id, "kind": "freeze", "state": state, "description": "live migration" }))
 }
 
-/// A deletion. KubeVirt shuts the guest down at once, and ends it at the time.
+/// The end of the VMI: KubeVirt deletes it when its VM is stopped, restarted or deleted. It shuts the guest down at
+/// once, and ends it at the time.
 fn deletion(vmi: &Vmi) -> Option<Value> {
     let time = vmi.metadata.deletion_timestamp.as_deref()?;
     let event = json!({
-        "id": "deletion", "kind": "terminate", "state": "started", "not_before": time, "description": "the VM is deleted",
+        "id": "deletion", "kind": "terminate", "state": "started", "not_before": time, "description": "the VM is stopped",
     });
     Some(event)
 }

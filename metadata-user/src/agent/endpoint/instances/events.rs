@@ -7,7 +7,7 @@ use axum::body::{Body, to_bytes};
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::Response;
-use metadata_content::event::{EventDocument, ScheduledEvent};
+use metadata_content::event::{EventDocument, EventRefused, ScheduledEvent};
 use metadata_content::parser;
 use metadata_control::instances::ApiProblem;
 use metadata_feed::registry::RecordId;
@@ -47,7 +47,8 @@ pub(super) async fn show(
     uri: Uri,
 ) -> Result<Response, ProblemResponse> {
     let NamedEvent { id, event, wait } = read_event(&uri, &Method::GET)?;
-    let mut document = change(&agent, &id, EventChange::Look).await?.document;
+    let mailbox = change(&agent, &id, EventChange::Look).await?.mailbox;
+    let mut document = mailbox.events().document();
     if let (Some(event), Some(wait)) = (&event, wait) {
         let registrar = Arc::clone(&agent.registrar);
         let _place = registrar.event_waits.try_acquire().map_err(|_| too_many_wait_for_guests())?;
@@ -58,10 +59,11 @@ pub(super) async fn show(
                 return Err(not_acknowledged(event, wait).into());
             }
             sleep(LOOK_EVERY).await;
-            document = change(&agent, &id, EventChange::Look).await?.document;
+            document = mailbox.events().document();
         }
     }
     if let Some(event) = event {
+        is_awaited(&document, &event)?;
         document.events.retain(|known| known.event.id.as_str() == event);
     }
     Ok(json(StatusCode::OK, &document))
@@ -69,7 +71,7 @@ pub(super) async fn show(
 
 /// Returns whether an event is pending and not acknowledged.
 fn is_awaited(document: &EventDocument, event: &str) -> Result<bool, ApiProblem> {
-    let unknown = || metadata_content::event::EventRefused::Unknown(event.to_owned());
+    let unknown = || EventRefused::Unknown(event.to_owned());
     let known = document.find(event).ok_or_else(|| event_refused(&unknown()))?;
     Ok(known.event.is_pending() && known.acknowledged.is_none())
 }
@@ -110,13 +112,13 @@ pub(super) async fn cancel(
 
 /// Answers with the events once they are on disk.
 async fn written(done: ChangedEvents) -> Result<Response, ProblemResponse> {
-    let ChangedEvents { document, saves, .. } = done;
+    let ChangedEvents { mailbox, saves, .. } = done;
     let unsaved = blocking(move || {
         saves.flush();
         saves.unsaved(|file| *file == StateFile::Events)
     });
     match unsaved.await? {
-        None => Ok(json(StatusCode::OK, &document)),
+        None => Ok(json(StatusCode::OK, &mailbox.events().document())),
         Some(unsaved) => Err(event_still_unwritten(&unsaved).into()),
     }
 }

@@ -21,8 +21,10 @@ use crate::agent::registration_store::RegistrationStore;
 use crate::agent::slots::IdentityName;
 use crate::config::Config;
 use metadata_common::port::PortName;
-use metadata_content::event::{EVENTS_PER_VM, VmEvents};
+use metadata_content::event::EVENTS_PER_VM;
+use metadata_content::mailbox::Mailbox;
 use metadata_content::record::{Record, RecordLimits};
+use metadata_content::sink::Outbox;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{Instance, InstancePort, NAME_MAX, Page};
 use metadata_control::status::{GuestState, InstanceState};
@@ -44,7 +46,7 @@ struct Book {
     waiting: Vec<InstanceRequest>,
     /// Writes what guests wrote.
     saves: SaveQueue,
-    events: VmEvents,
+    mailbox: Option<Arc<Mailbox>>,
 }
 
 impl Book {
@@ -110,10 +112,12 @@ impl Book {
             }
             InstanceRequest::Events { id, change, reply } => {
                 let record = self.registered.get(&id).map(|tagged| &tagged.record);
+                let mailbox =
+                    self.mailbox.get_or_insert_with(|| Mailbox::new("vm", &Outbox::detached()).into());
                 let done = record.map(|record| {
-                    let changed = change.apply(&self.events)?;
-                    let (document, saves) = (self.events.document(), self.saves.clone());
-                    Ok(ChangedEvents { changed, document, vm: record.owner(), saves })
+                    let changed = change.apply(mailbox.events(), record.instance_id(), 0)?;
+                    let (mailbox, saves) = (Arc::clone(mailbox), self.saves.clone());
+                    Ok(ChangedEvents { changed, mailbox, vm: record.owner(), saves })
                 });
                 _ = reply.send(done);
             }
@@ -522,7 +526,7 @@ async fn answers_match_the_openapi_document() {
         ("PUT", events, "?id=e", "X: y", event, None, 400),
         ("PUT", events, "?source=file", "X: y", event, None, 404),
         ("GET", events, "?id=e&wait=acknowledged&timeout=1ms", "X: y", "", None, 504),
-        ("GET", events, "?id=x&wait=acknowledged", "X: y", "", None, 404),
+        ("GET", events, "?id=x", "X: y", "", None, 404),
         ("GET", events, "?id=e&wait=acknowledged&timeout=31s", "X: y", "", None, 400),
         ("GET", events, "?wait=acknowledged", "X: y", "", None, 400),
         ("DELETE", events, "?id=x", "X: y", "", None, 404),
@@ -570,7 +574,9 @@ async fn events_of_the_record_are_its_sources_and_added_ones_have_a_limit() {
     let mut with_event: Value = serde_json::from_str(&record(1)).expect("JSON");
     with_event["events"] = json!([{"id": "of-record", "kind": "freeze"}]);
     let (with_event, _) = Record::parse("web.json", &with_event.to_string()).expect("a record");
-    bench.book().events.note_record(&with_event);
+    assert_eq!(bench.ask("GET", "/v1/events/web", &[], "").await.status, 200);
+    let mailbox = bench.book().mailbox.clone().expect("somebody asked for the events");
+    mailbox.events().note_record(&with_event, 0);
     let put = async |id: &str| {
         bench.ask("PUT", "/v1/events/web", &[], &json!({"id": id, "kind": "reboot"}).to_string()).await
     };
