@@ -89,7 +89,7 @@ impl Registrar {
             limits: ArcSwap::from_pointee(config.record_limits()),
             turn: Mutex::default(),
             waits: Semaphore::new(WAITS),
-            event_waits: Semaphore::new(events::WAITS),
+            event_waits: Semaphore::new(events::EVENT_WAITS),
         })
     }
 

@@ -26,11 +26,11 @@ use super::request::{InstanceRequest, NamedEvent, read_event};
 use crate::agent::node::{ChangedEvents, EventChange};
 
 /// Limit on clients that wait for a guest to acknowledge an event. Further clients are refused.
-pub(crate) const WAITS: usize = 64;
+pub(crate) const EVENT_WAITS: usize = 64;
 /// Limit on an event in a request, in bytes.
 const BODY_MAX: usize = 4 << 10;
 /// How often to look whether a guest has acknowledged an event.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const ACKNOWLEDGED_EVERY: Duration = Duration::from_millis(50);
 
 async fn change(agent: &Agent, id: &RecordId, change: EventChange) -> Result<ChangedEvents, ApiProblem> {
     let about = id.clone();
@@ -58,7 +58,7 @@ pub(super) async fn show(
             if Instant::now() >= until {
                 return Err(not_acknowledged(event, wait).into());
             }
-            sleep(LOOK_EVERY).await;
+            sleep(ACKNOWLEDGED_EVERY).await;
             document = mailbox.events().document();
         }
     }

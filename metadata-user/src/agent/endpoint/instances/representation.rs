@@ -327,7 +327,8 @@ pub(super) fn not_acknowledged(event: &str, timeout: Duration) -> ApiProblem {
 }
 
 pub(super) fn too_many_wait_for_guests() -> ApiProblem {
-    let detail = format!("{} other clients wait for guests; try again, or omit `wait`", super::events::WAITS);
+    let detail =
+        format!("{} other clients wait for guests; try again, or omit `wait`", super::events::EVENT_WAITS);
     problem(StatusCode::SERVICE_UNAVAILABLE, "busy", "Too many clients wait", detail)
 }
 
