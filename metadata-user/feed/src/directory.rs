@@ -24,6 +24,7 @@ use std::time::Duration;
 use futures_util::{StreamExt as _, stream};
 use load::{DirectoryContent, names_of};
 pub use load::{LoadedFile, REFUSAL, REFUSAL_BYTES, REFUSED_VM, files, load, names};
+use metadata_common::printable::counted;
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 use tracing::debug;
@@ -154,6 +155,9 @@ async fn watch_content(
     Ok(())
 }
 
+/// Most records whose missing credentials are reported one by one.
+const LACKING_LISTED: usize = 8;
+
 /// The receiver of events was dropped.
 struct ReceiverDropped;
 
@@ -164,8 +168,10 @@ struct KnownRecord {
     digest: Option<load::RecordDigest>,
     /// The first path component of each of its sources.
     sources: BTreeSet<String>,
-    /// Set once its permissions were logged.
-    complained: bool,
+    /// The warnings that were logged of its last version, among them those of its files' permissions.
+    warned: BTreeSet<String>,
+    /// Why its credentials are missing.
+    lacking: Vec<String>,
 }
 
 struct Directory {
@@ -280,11 +286,19 @@ impl Directory {
         }
         let known = self.known.entry(name.clone()).or_default();
         known.sources = loaded.sources;
-        if let Some(mode) = loaded.open_mode.filter(|_| !known.complained) {
-            known.complained = true;
-            let path = self.dir.join(&name);
-            tracing::warn!("{} has mode {mode:04o}: records hold secrets; chmod 0640", path.display());
+        let open = loaded.open_files.iter().map(|(path, mode)| {
+            format!("{} has mode {mode:04o}: records hold secrets; chmod 0640", path.display())
+        });
+        let content = loaded.record.iter().flat_map(|(_, warnings)| warnings).map(ToString::to_string);
+        let warned: BTreeSet<String> = open.chain(content).collect();
+        // A record is read again when another file changes: what was said of it still holds.
+        warned.difference(&known.warned).for_each(|warning| tracing::warn!("{warning}"));
+        known.warned = warned;
+        if known.lacking != loaded.lacking {
+            known.lacking = loaded.lacking;
+            self.report_lacking();
         }
+        let known = self.known.entry(name.clone()).or_default();
         if loaded.digest.is_some() && known.digest == loaded.digest {
             return Ok(());
         }
@@ -298,12 +312,7 @@ impl Directory {
             FeedEvent::Rejected { key: name.clone(), error }
         });
         let event = match loaded.record {
-            Ok((record, warnings)) => {
-                for warning in warnings {
-                    tracing::warn!("{warning}");
-                }
-                self.admitted(name, record)
-            }
+            Ok((record, _)) => self.admitted(name, record),
             // The program that refused the record knows of what it made it.
             Err(_) if refusal.is_some() => return self.publish_all(refusal).await,
             Err(error) => FeedEvent::Rejected { key: name, error: error.of(vm) },
@@ -345,9 +354,27 @@ impl Directory {
     async fn remove(&mut self, key: String) -> Result<(), ReceiverDropped> {
         self.crowded_out.remove(&key);
         match self.known.remove(&key) {
-            Some(_) => self.publish(FeedEvent::Remove { key }).await,
+            Some(known) => {
+                if !known.lacking.is_empty() {
+                    self.report_lacking();
+                }
+                self.publish(FeedEvent::Remove { key }).await
+            }
             None => Ok(()),
         }
+    }
+
+    /// Says which VMs lack credentials, for the status.
+    fn report_lacking(&self) {
+        let lacking = self.known.iter().filter(|(_, known)| !known.lacking.is_empty());
+        let lines = lacking.clone().take(LACKING_LISTED).flat_map(|(name, known)| {
+            known.lacking.iter().map(move |reason| format!("{name}: the VM gets no credential: {reason}"))
+        });
+        let mut lines: Vec<_> = lines.collect();
+        if let more @ 1.. = lacking.count().saturating_sub(LACKING_LISTED) {
+            lines.push(format!("{} lack credentials too", counted(more as u64, "more record")));
+        }
+        self.tx.set_problems(lines);
     }
 
     async fn publish_all(&self, events: impl IntoIterator<Item = FeedEvent>) -> Result<(), ReceiverDropped> {

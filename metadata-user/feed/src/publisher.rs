@@ -3,7 +3,7 @@
 //! A feed reserves memory before it publishes a record, and drops a refused record, so that refusals cost no memory.
 //! The queue to the agent is limited both in bytes and in events.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use metadata_common::share::{ShareReport, Tenant};
 use tokio::sync::{mpsc, watch};
@@ -17,19 +17,34 @@ use metadata_content::source::RecordSource;
 /// Most bytes of payloads in the queue, whatever the number of events. The queue always accepts one record.
 pub const QUEUED_BYTES: usize = 16 << 20;
 
-/// Why a source cannot be read at present, for reports. Its last good records stay in force.
+/// Why a source, or a part of it, cannot be read at present, for reports. Its last good records stay in force.
 #[derive(Clone, Debug, Default)]
-pub struct Outage(Arc<Mutex<Option<String>>>);
+pub struct Outage(Arc<Mutex<OutageState>>);
+
+#[derive(Debug, Default)]
+struct OutageState {
+    /// Why the source cannot be read.
+    reason: Option<String>,
+    /// Parts of records that cannot be read, a sentence each.
+    problems: Vec<String>,
+}
 
 impl Outage {
     /// The reason; `None` while the source can be read.
     #[must_use]
     pub fn reason(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state().reason.clone()
     }
 
-    fn set(&self, reason: Option<String>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+    /// The reason, and what cannot be read of single records.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        let state = self.state();
+        state.reason.iter().chain(&state.problems).cloned().collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, OutageState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -79,7 +94,12 @@ impl Publisher {
 
     /// Says that the source cannot be read, or with `None` that it can again.
     pub fn set_outage(&self, reason: Option<String>) {
-        self.outage.set(reason);
+        self.outage.state().reason = reason;
+    }
+
+    /// Says what cannot be read of single records.
+    pub fn set_problems(&self, problems: Vec<String>) {
+        self.outage.state().problems = problems;
     }
 
     /// Reserves memory for a record, in place of its former version.

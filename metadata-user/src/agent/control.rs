@@ -332,7 +332,9 @@ impl ControlLoop {
     fn on_reload(&mut self) -> Turn {
         service_manager::reloading();
         let changes = reload::read(&self.origin, &self.config);
-        self.node.reporter.on_reload(changes.as_ref().err().cloned());
+        self.node.reporter.on_reload(
+            changes.as_ref().map(|changes| changes.refused_at_restart.clone()).map_err(Clone::clone),
+        );
         self.node.ports.answers().reopen_audit();
         if let Ok(changes) = changes {
             self.config = changes.now;

@@ -1,5 +1,5 @@
-//! What the agent refuses of a configuration, found before anything on the node changes. `serve` and `doctor` ask the
-//! same functions, so that `doctor` reports each such refusal.
+//! What the agent refuses of a configuration, found before anything on the node changes. `serve`, `doctor` and a reload
+//! ask the same functions, so that `doctor` reports each such refusal, and the status what a restart would refuse.
 //!
 //! What only the kernel can refuse (privileges, features, pins, devices) is not here: `doctor` tries it.
 
@@ -52,8 +52,8 @@ pub struct ConfigRefusal {
 
 impl fmt::Display for ConfigRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, found, expected, remedy } = self;
-        write!(f, "{name}: {found}; expected {expected}. {remedy}")
+        let Self { name: _, found, expected, remedy } = self;
+        write!(f, "{found}; expected {expected}. {remedy}")
     }
 }
 
@@ -96,9 +96,20 @@ fn settings() -> String {
 /// What is refused of a configuration on this node, with the values.
 #[must_use]
 pub fn refusals(config: &Config) -> Vec<ConfigRefusal> {
+    on_node(config, config.metrics, ATTEMPTS)
+}
+
+/// What a restart would refuse of a configuration that a running agent read, which has `running` now. It has its own
+/// address for metrics already, and does not wait for another.
+#[must_use]
+pub fn refusals_of_restart(config: &Config, running: &Config) -> Vec<ConfigRefusal> {
+    on_node(config, config.metrics.filter(|address| Some(*address) != running.metrics), 0)
+}
+
+fn on_node(config: &Config, address: Option<SocketAddr>, attempts: u32) -> Vec<ConfigRefusal> {
     let mut refusals = values(config);
     refusals.extend(group(config));
-    refusals.extend(config.metrics.and_then(|address| metrics(address, &config.run)));
+    refusals.extend(address.and_then(|address| metrics(address, &config.run, attempts)));
     refusals.extend(token_keys(config));
     refusals.extend(config.audit.to.as_deref().and_then(audit));
     refusals
@@ -115,8 +126,7 @@ fn group(config: &Config) -> Option<ConfigRefusal> {
 }
 
 /// The agent that listens in the run directory may have the address: the next one takes it over, or waits for its end.
-fn metrics(address: SocketAddr, run: &Path) -> Option<ConfigRefusal> {
-    let mut attempts = ATTEMPTS;
+fn metrics(address: SocketAddr, run: &Path, mut attempts: u32) -> Option<ConfigRefusal> {
     let error = loop {
         match TcpListener::bind(address) {
             Ok(_) => return None,

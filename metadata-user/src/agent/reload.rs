@@ -2,12 +2,13 @@
 //! while guests are served.
 //!
 //! An unusable configuration changes nothing. Fields that need a restart or a takeover are not applied; the log lists
-//! them.
+//! them. What a restart would refuse of them is a problem in the status until the next reload.
 
 use anyhow::Context as _;
 use serde_json::Value;
 use tracing::{error, info, warn};
 
+use super::preflight;
 use crate::config::Config;
 
 /// The source of the configuration, and a callback for changes of it.
@@ -34,6 +35,8 @@ pub(super) struct ConfigChanges {
     pub(super) now: Config,
     /// Fields that differ and need a restart.
     pub(super) later: Vec<String>,
+    /// Why a restart would fail with the configuration that was read.
+    pub(super) refused_at_restart: Vec<String>,
 }
 
 impl ConfigChanges {
@@ -52,7 +55,8 @@ impl ConfigChanges {
             ..old.clone()
         };
         let later = differing(&now, new);
-        Self { now, later }
+        let refused = preflight::refusals_of_restart(new, old);
+        Self { now, later, refused_at_restart: refused.iter().map(ToString::to_string).collect() }
     }
 }
 
@@ -90,6 +94,9 @@ pub(super) fn read(origin: &ConfigSource, old: &Config) -> Result<ConfigChanges,
                 let keep =
                     if changes.later.len() == 1 { "keeps its old value" } else { "keep their old values" };
                 warn!("configuration reloaded; {fields} {keep} until the agent is restarted");
+            }
+            for reason in &changes.refused_at_restart {
+                error!("the agent would not start again with the configuration: {reason}");
             }
             Ok(changes)
         }
@@ -134,13 +141,47 @@ mod tests {
         for &(field, change, at_once) in cases {
             let (old, mut new) = (Config::default(), Config::default());
             change(&mut new);
-            let ConfigChanges { now, later } = ConfigChanges::between(&old, &new);
+            let ConfigChanges { now, later, .. } = ConfigChanges::between(&old, &new);
             assert_eq!(now == new, at_once, "{field}");
             assert_eq!(later, if at_once { vec![] } else { vec![field.to_owned()] });
             if !at_once {
                 assert_eq!(now, old, "{field}");
             }
         }
+    }
+
+    #[test]
+    fn a_reload_names_what_a_restart_would_refuse() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let running = Config {
+            records: Some(directory.path().into()),
+            state: Some(directory.path().join("state")),
+            run: directory.path().into(),
+            ..Config::default()
+        };
+        let refused =
+            |new: &Config, running: &Config| ConfigChanges::between(running, new).refused_at_restart;
+        assert_eq!(refused(&running, &running), [""; 0]);
+        let missing = directory.path().join("no/audit.log");
+        let shown = missing.display().to_string();
+        let address_shown = address.to_string();
+        type Case<'a> = (&'a str, &'a dyn Fn(&mut Config));
+        let cases: [Case<'_>; 3] = [
+            ("no-such-group", &|c| c.api.get_or_insert_default().group = Some("no-such-group".into())),
+            (&shown, &|c| c.audit.to = Some(missing.clone())),
+            (&address_shown, &|c| c.metrics = Some(address)),
+        ];
+        for (named, change) in cases {
+            let mut new = running.clone();
+            change(&mut new);
+            let reasons = refused(&new, &running);
+            assert!(matches!(&reasons[..], [one] if one.contains(named)), "{named}: {reasons:?}");
+        }
+        // The agent itself has the address.
+        let own = Config { metrics: Some(address), ..running };
+        assert_eq!(refused(&own, &own), [""; 0]);
     }
 
     #[test]

@@ -225,9 +225,9 @@ impl Check<'_> {
         let loaded = directory::load(&self.dir, name, self.limits)?;
         let path = self.dir.join(name);
         let mut findings = Vec::new();
-        if let Some(mode) = loaded.open_mode {
+        for (file, mode) in loaded.open_files {
             let place =
-                FieldPosition { source: path.display().to_string(), position: None, field: String::new() };
+                FieldPosition { source: file.display().to_string(), position: None, field: String::new() };
             let message = format_args!("mode {mode:04o}: records hold secrets; chmod 0640");
             findings.push(Finding::at(Level::Warning, place, message));
         }

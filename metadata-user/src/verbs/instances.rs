@@ -4,7 +4,7 @@ use anyhow::{Context as _, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use metadata_common::printable::{Printable, printable};
 use metadata_common::time;
-use metadata_content::record::{Record, RecordLimits};
+use metadata_content::record::{Credential, Record, RecordLimits};
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{
     self, ApiProblem, Instance, InstancePort, InstanceVm, RegistrationConditions, RegistrationError,
@@ -489,7 +489,11 @@ fn read(path: &Path) -> anyhow::Result<Record> {
         pipe.take(most).read_to_string(&mut text).with_context(reading)?;
         return parse(&limits, &path.to_string_lossy(), &text);
     }
-    let (record, warnings) = options::load(path, &limits)?;
+    let loaded = options::load_file(path, &limits)?;
+    if let [reason, ..] = &loaded.lacking[..] {
+        bail!("{reason}; nothing was registered: correct the file, or remove `source` from the record");
+    }
+    let (record, warnings) = loaded.record?;
     warnings.iter().for_each(output::report);
     Ok(record)
 }
@@ -497,7 +501,17 @@ fn read(path: &Path) -> anyhow::Result<Record> {
 /// Reads a record of a text that has no file name to tell its form.
 fn parse(limits: &RecordLimits, name: &str, text: &str) -> anyhow::Result<Record> {
     let json = if text.trim_start().starts_with('{') { ".json" } else { "" };
-    Ok(Record::parse_within(limits, &format!("{name}{json}"), text)?.0)
+    let record = Record::parse_within(limits, &format!("{name}{json}"), text)?.0;
+    let payloads = record.payloads().into_iter().filter_map(|(_, payload)| payload?.source());
+    let credentials =
+        Credential::ALL.into_iter().filter_map(|credential| record.credentials.source(credential));
+    if let Some(source) = payloads.chain(credentials).next() {
+        bail!(
+            "{name}: expected a record without `source`, found {}: a pipe is in no directory; name the record's file by -f",
+            source.file.display()
+        );
+    }
+    Ok(record)
 }
 
 fn table(instances: &[Instance], out: &mut dyn Write) -> io::Result<()> {
@@ -690,6 +704,27 @@ mod tests {
             });
             assert_eq!(record.vm.name.to_string(), "web");
         }
+    }
+
+    #[test]
+    fn a_record_whose_sources_cannot_be_read_is_not_sent() {
+        let room = tempfile::tempdir().expect("a directory");
+        let file = room.path().join("web.yaml");
+        let text = "schema: vmrecord/1\ngeneration: 1\nvm: {uuid: 7c0f1a52-3b5e-4d1a-9d2c-00000000000a, name: web, project: \
+             {id: p, number: 1, account: '000000000000'}}\nhostname: {short: web}\nplacement: {region: r, zone: z}\n\
+             credentials: {iam: {role: r, source: {file: web.iam}}}\n";
+        std::fs::write(&file, text).expect("written");
+        for content in [None, Some("no JSON")] {
+            content
+                .iter()
+                .for_each(|text| std::fs::write(room.path().join("web.iam"), text).expect("written"));
+            let error = read(&file).expect_err("no keys").to_string();
+            assert!(error.contains("web.iam") && error.contains("nothing was registered"), "{error}");
+            assert!(!error.contains("until then"), "{error}");
+        }
+        let error =
+            super::parse(&super::RecordLimits::DEFAULT, "-", text).expect_err("no directory").to_string();
+        assert!(error.contains("found web.iam") && error.contains("-f"), "{error}");
     }
 
     #[test]

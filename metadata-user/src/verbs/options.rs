@@ -5,7 +5,7 @@ use anyhow::{Context as _, bail};
 use metadata_common::run::DEFAULT_RUN;
 use metadata_content::record::{Record, RecordLimits, Warning};
 use metadata_control::status::{self, ClientError};
-use metadata_feed::directory;
+use metadata_feed::directory::{self, LoadedFile};
 use metadata_steer::SteeringMode;
 use std::path::{Path, PathBuf};
 
@@ -182,6 +182,14 @@ impl Agent {
 /// # Errors
 /// The path is no file, or the record is invalid.
 pub(super) fn load(path: &Path, limits: &RecordLimits) -> anyhow::Result<(Record, Vec<Warning>)> {
+    Ok(load_file(path, limits)?.record?)
+}
+
+/// Reads a record and the files it names, with what is missing of them.
+///
+/// # Errors
+/// There is no such file.
+pub(super) fn load_file(path: &Path, limits: &RecordLimits) -> anyhow::Result<LoadedFile> {
     let shown = path.display();
     let reading = || format!("cannot read the record {shown}");
     if std::fs::metadata(path).with_context(reading)?.is_dir() {
@@ -190,7 +198,7 @@ pub(super) fn load(path: &Path, limits: &RecordLimits) -> anyhow::Result<(Record
     let (dir, names) = directory::files(path)?;
     let loaded = names.first().and_then(|name| directory::load(&dir, name, limits));
     // It was there a moment ago.
-    Ok(loaded.with_context(reading)?.record?)
+    loaded.with_context(reading)
 }
 
 #[cfg(test)]

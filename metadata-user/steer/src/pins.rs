@@ -68,16 +68,27 @@ pub enum PinsError {
     },
     /// Others may write to the directory.
     #[error(
-        "expected {} to belong to this user and to be writable for no one else, found owner {owner} and mode {mode:o}; \
-         `chmod 0700` it if it is yours, or choose another with --pins", path.display()
+        "{} is writable for others than its owner (mode {mode:04o}), who could plant programs there; run \
+         `chmod 0700 {0}` if it is yours, or choose another with --pins", path.display()
     )]
     Exposed {
         /// The configured directory.
         path: PathBuf,
-        /// The user ID of its owner.
-        owner: u32,
         /// Its permission bits.
         mode: u32,
+    },
+    /// The directory belongs to another user, as after the agent's user was changed.
+    #[error(
+        "{} belongs to user {owner}, and this agent runs as user {user}; if an agent of that user made it and has \
+         ended, run `chown -R {user}: {0}`, otherwise choose another with --pins", path.display()
+    )]
+    Foreign {
+        /// The configured directory.
+        path: PathBuf,
+        /// The user ID of its owner.
+        owner: u32,
+        /// The user ID of this process.
+        user: u32,
     },
     /// Another agent runs with these pins.
     #[error(
@@ -625,8 +636,12 @@ fn check_bpffs(pins: &Path) -> Result<(), PinsError> {
 fn check_private(pins: &Path) -> Result<(), PinsError> {
     let found = std::fs::metadata(pins).map_err(|source| PinsError::io("examine", pins, source))?;
     let (owner, mode) = (found.uid(), found.permissions().mode() & 0o7777);
-    if owner != rustix::process::geteuid().as_raw() || mode & 0o022 != 0 {
-        return Err(PinsError::Exposed { path: pins.into(), owner, mode });
+    let user = rustix::process::geteuid().as_raw();
+    if owner != user {
+        return Err(PinsError::Foreign { path: pins.into(), owner, user });
+    }
+    if mode & 0o022 != 0 {
+        return Err(PinsError::Exposed { path: pins.into(), mode });
     }
     Ok(())
 }
@@ -698,7 +713,9 @@ pub(super) fn layout_of(pin: &Pin) -> Result<[u32; 4], PinsError> {
 #[cfg(test)]
 mod tests {
     use super::super::object;
-    use super::{Cookie, LinkName, PINS_VERSION, PinDirectory, PinnedProgram, PinsError, name, release};
+    use super::{
+        Cookie, LinkName, PINS_VERSION, PinDirectory, PinnedProgram, PinsError, check_private, name, release,
+    };
     use metadata_common::maps::{AllSent, Guest, Identity, IdentityKey, InheritedState, Port, PortKey};
     use std::fmt::Write as _;
     use std::mem::offset_of;
@@ -711,6 +728,24 @@ mod tests {
         for on in PinnedProgram::ALL {
             let name = LinkName { on, ..name };
             assert_eq!(LinkName::parse(&name.to_string()), Some(name));
+        }
+    }
+
+    #[test]
+    fn a_directory_of_another_user_or_open_to_others_is_refused_with_its_own_remedy() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let room = tempfile::tempdir().expect("a directory");
+        let user = rustix::process::geteuid().as_raw();
+        assert!(check_private(room.path()).is_ok());
+        std::fs::set_permissions(room.path(), std::fs::Permissions::from_mode(0o722)).expect("a mode");
+        let error = check_private(room.path()).expect_err("others may write").to_string();
+        assert!(error.contains("mode 0722") && error.contains("`chmod 0700 "), "{error}");
+        // Only root can give a directory away.
+        if std::os::unix::fs::chown(room.path(), Some(user + 999), None).is_ok() {
+            let error = check_private(room.path()).expect_err("another owner").to_string();
+            let remedy = format!("`chown -R {user}: {}`", room.path().display());
+            assert!(error.contains(&format!("user {}", user + 999)) && error.contains(&remedy), "{error}");
+            assert!(!error.contains("chmod"), "{error}");
         }
     }
 

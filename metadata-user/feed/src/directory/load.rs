@@ -29,8 +29,10 @@ const ABSENT: [u8; 8] = [0xff; 8];
 pub struct LoadedFile {
     /// The record with its payloads and credentials, and its warnings; or the reason why it is invalid.
     pub record: Result<(Record, Vec<Warning>), FeedError>,
-    /// The mode of the file or of a source, if it is more open than 0640.
-    pub open_mode: Option<u32>,
+    /// The file and its sources that are more open than 0640, and their modes.
+    pub open_files: Vec<(PathBuf, u32)>,
+    /// Why credentials of the record are missing, a sentence each. They are among the warnings too.
+    pub lacking: Vec<String>,
     /// The first path component of each source.
     pub(super) sources: BTreeSet<String>,
     /// The subdirectories that hold sources, relative to the directory.
@@ -111,7 +113,8 @@ impl DirectoryContent {
         let vm = refused_vm(name, &reason);
         let loaded = loaded.unwrap_or_else(|| LoadedFile {
             record: Err(FeedError::Vm { reason: reason.clone() }),
-            open_mode: None,
+            open_files: Vec::new(),
+            lacking: Vec::new(),
             sources: BTreeSet::new(),
             below: BTreeSet::new(),
             digest: Some(RecordDigest::default()),
@@ -182,7 +185,8 @@ pub fn load(dir: &Path, name: &str, limits: &RecordLimits) -> Option<LoadedFile>
     let path = dir.join(name);
     let mut loaded = Loading {
         dir,
-        open_mode: None,
+        open_files: Vec::new(),
+        lacking: Vec::new(),
         sources: BTreeSet::new(),
         below: BTreeSet::new(),
         hash: Sha256::new(),
@@ -199,13 +203,14 @@ pub fn load(dir: &Path, name: &str, limits: &RecordLimits) -> Option<LoadedFile>
         Ok(bytes) => loaded.parse(&path, bytes, limits),
     };
     let digest = loaded.whole.then(|| loaded.hash.clone().finalize().into());
-    let Loading { open_mode, sources, below, vm, .. } = loaded;
-    Some(LoadedFile { record, open_mode, sources, below, digest, refusal: None, exists: true, vm })
+    let Loading { open_files, lacking, sources, below, vm, .. } = loaded;
+    Some(LoadedFile { record, open_files, lacking, sources, below, digest, refusal: None, exists: true, vm })
 }
 
 struct Loading<'a> {
     dir: &'a Path,
-    open_mode: Option<u32>,
+    open_files: Vec<(PathBuf, u32)>,
+    lacking: Vec<String>,
     sources: BTreeSet<String>,
     below: BTreeSet<PathBuf>,
     hash: Sha256,
@@ -222,7 +227,7 @@ impl Loading<'_> {
         if !metadata.is_file() {
             return Err(io::Error::other("not a regular file"));
         }
-        self.look_at(&metadata);
+        self.look_at(path, &metadata);
         let mut bytes = Vec::new();
         File::take(file, u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1))
             .read_to_end(&mut bytes)?;
@@ -232,10 +237,10 @@ impl Loading<'_> {
         Ok(bytes)
     }
 
-    fn look_at(&mut self, metadata: &Metadata) {
+    fn look_at(&mut self, path: &Path, metadata: &Metadata) {
         let mode = metadata.permissions().mode() & 0o7777;
         if mode & TOO_OPEN != 0 {
-            self.open_mode = Some(mode);
+            self.open_files.push((path.to_owned(), mode));
         }
     }
 
@@ -273,8 +278,11 @@ impl Loading<'_> {
         for credential in Credential::ALL {
             if let Err(problem) = self.credential(&mut record, credential) {
                 let place = Record::locate(&name, &text, &credential.field());
-                let message = format!("{problem}; until then the VM gets no credential");
-                warnings.push(Warning { place, message });
+                warnings.push(Warning {
+                    place,
+                    message: format!("{problem}; until then the VM gets no credential"),
+                });
+                self.lacking.push(problem);
             }
         }
         Ok((record, warnings))

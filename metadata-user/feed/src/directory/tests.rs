@@ -18,6 +18,9 @@ use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
+/// Keys as AWS returns them.
+const KEYS: &str =
+    r#"{"AccessKeyId": "a", "SecretAccessKey": "s", "Token": "t", "Expiration": "2099-01-01T00:00:00Z"}"#;
 /// Ample time for any expected event.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -356,21 +359,66 @@ fn files_too_large_or_not_regular_are_refused_by_name() {
     assert!(load(dir.path(), "none.yaml", &RecordLimits::DEFAULT).is_none());
 }
 
+/// The full record with keys of a file beside it.
+fn with_keys_in(file: &str) -> String {
+    let text = named("web-1");
+    let (before, rest) = text.split_once("\n  iam:").expect("the full record has keys");
+    let after: Vec<_> = rest.lines().skip(1).skip_while(|line| line.starts_with("    ")).collect();
+    format!("{before}\n  iam: {{role: app, source: {{file: {file}}}}}\n{}\n", after.join("\n"))
+}
+
 #[test]
-fn modes_more_open_than_0640_are_noticed() {
+fn modes_more_open_than_0640_are_noticed_of_the_record_and_of_its_sources() {
     let dir = dir();
-    put(dir.path(), "a.yaml", FULL);
-    for (mode, open) in
-        [(0o600, None), (0o640, None), (0o400, None), (0o644, Some(0o644)), (0o660, Some(0o660))]
-    {
-        let path = dir.path().join("a.yaml");
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("the mode is set");
-        assert_eq!(
-            load(dir.path(), "a.yaml", &RecordLimits::DEFAULT).expect("the record is there").open_mode,
-            open,
-            "{mode:o}"
-        );
+    put(dir.path(), "a.yaml", &with_keys_in("a.iam"));
+    put(dir.path(), "a.iam", KEYS);
+    for name in ["a.yaml", "a.iam"] {
+        for (mode, is_open) in [(0o600, false), (0o640, false), (0o400, false), (0o644, true), (0o660, true)]
+        {
+            for other in ["a.yaml", "a.iam"] {
+                let mode = if other == name { mode } else { 0o600 };
+                let permissions = fs::Permissions::from_mode(mode);
+                fs::set_permissions(dir.path().join(other), permissions).expect("the mode is set");
+            }
+            let loaded = load(dir.path(), "a.yaml", &RecordLimits::DEFAULT).expect("the record is there");
+            let found: Vec<_> = loaded
+                .open_files
+                .iter()
+                .filter_map(|(path, mode)| Some((path.file_name()?.to_str()?, *mode)))
+                .collect();
+            let expected = if is_open { vec![(name, mode)] } else { vec![] };
+            assert_eq!(found, expected, "{name} {mode:o}");
+        }
     }
+}
+
+#[tokio::test]
+async fn a_missing_credential_is_a_problem_while_it_lasts() {
+    let dir = dir();
+    put(dir.path(), "a.yaml", &with_keys_in("a.iam"));
+    let (tx, events) = mpsc::channel(4);
+    let publisher = Publisher::from(tx);
+    let outage = publisher.outage();
+    tokio::spawn(watch(dir.path().to_owned(), RecordLimits::DEFAULT, publisher));
+    let mut feed = Feed { events };
+    feed.expect(&["+a.yaml=web-1", "."]).await;
+    let problems = outage.problems();
+    assert!(
+        matches!(&problems[..], [one] if one.starts_with("a.yaml: the VM gets no credential: ") && one.contains("a.iam")),
+        "{problems:?}"
+    );
+    put(dir.path(), "a.iam", "no JSON");
+    feed.expect(&["+a.yaml=web-1"]).await;
+    assert!(outage.problems().concat().contains("`AccessKeyId`"), "{:?}", outage.problems());
+    put(dir.path(), "a.iam", KEYS);
+    feed.expect(&["+a.yaml=web-1"]).await;
+    assert_eq!(outage.problems(), [""; 0]);
+    fs::remove_file(dir.path().join("a.iam")).expect("removed");
+    feed.expect(&["+a.yaml=web-1"]).await;
+    assert_eq!(outage.problems().len(), 1);
+    fs::remove_file(dir.path().join("a.yaml")).expect("removed");
+    feed.expect(&["-a.yaml"]).await;
+    assert_eq!(outage.problems(), [""; 0]);
 }
 
 #[tokio::test]

@@ -60,6 +60,8 @@ pub(crate) struct Reporter {
     outages: BTreeMap<RecordSource, Outage>,
     /// Why the last reload of the configuration was refused.
     refused_reload: Option<String>,
+    /// Why a restart would fail with the configuration that was read last.
+    refused_at_restart: Vec<String>,
 }
 
 impl Reporter {
@@ -78,6 +80,7 @@ impl Reporter {
             identity: None,
             outages: BTreeMap::new(),
             refused_reload: None,
+            refused_at_restart: Vec::new(),
         }
     }
 
@@ -101,11 +104,15 @@ impl Reporter {
         self.outages.insert(source, outage);
     }
 
-    /// Counts an attempt to read the configuration again, and keeps why it was refused.
-    pub(crate) fn on_reload(&mut self, refused: Option<String>) {
-        let count = if refused.is_none() { &mut self.reloads.done } else { &mut self.reloads.failed };
+    /// Counts an attempt to read the configuration again, and keeps why it was refused, or why a restart with it would
+    /// be.
+    pub(crate) fn on_reload(&mut self, outcome: Result<Vec<String>, String>) {
+        let count = if outcome.is_ok() { &mut self.reloads.done } else { &mut self.reloads.failed };
         *count += 1;
-        self.refused_reload = refused;
+        (self.refused_at_restart, self.refused_reload) = match outcome {
+            Ok(refused) => (refused, None),
+            Err(refused) => (Vec::new(), Some(refused)),
+        };
     }
 
     /// Measures the load of workers since the last call.
@@ -164,7 +171,10 @@ impl Reporter {
         status.troubles.extend(self.refused_reload.as_ref().map(|reason| {
             format!("the configuration was refused at the last reload, and stays as it was: {reason}")
         }));
-        status.troubles.extend(self.outages.values().filter_map(Outage::reason));
+        status.troubles.extend(self.refused_at_restart.iter().map(|reason| {
+            format!("the agent would not start again with the configuration of the last reload: {reason}")
+        }));
+        status.troubles.extend(self.outages.values().flat_map(Outage::problems));
         status.troubles.extend(view.catalogue.state_troubles());
         status.troubles.extend(
             self.sources.iter().filter_map(|source| source.health()).flat_map(|health| health.problems),

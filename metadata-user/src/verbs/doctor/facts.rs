@@ -157,6 +157,8 @@ pub struct FileSystem {
 pub struct PinFacts {
     /// The configured path.
     pub path: PathBuf,
+    /// The user ID of its owner; `None` if it does not exist, or if its owner cannot be found out.
+    pub owner: Option<u32>,
     /// The file system of the path.
     pub file_system: Result<FileSystem, ProbeError>,
     /// The names of the first entries in the directory. Each name is a version of the layout of pins, such as `v1`.
@@ -204,6 +206,11 @@ pub struct RecordFacts {
     /// Pairs of records whose VM has one owner, the first few, and the owner. The owner is the UUID unless the record
     /// has `vm.owner`.
     pub same_vm: Vec<(String, String, String)>,
+    /// Why records lack credentials: the first few, a sentence each.
+    pub lacking: Vec<String>,
+    /// Files of records and of what they name by `source` that others may read or change: the first few, with their
+    /// modes.
+    pub open_files: Vec<(PathBuf, u32)>,
     /// The name of the first record that the process has no permission to open.
     pub unreadable: Option<String>,
 }
@@ -233,6 +240,8 @@ pub struct NodeFacts {
     /// The ID of the process that listens on a socket in the run directory; 0 if the kernel does not report the ID.
     /// `None` if no process listens.
     pub agent: Option<u32>,
+    /// The user ID of this process when it began to listen; `None` without one.
+    pub agent_user: Option<u32>,
     /// The devices of hubs that are down, or have another MTU than the agent gave them.
     pub hub_down: Vec<String>,
     /// Why the running agent gave no status, and whether it is silent; `None` if it gave one, or if none runs.
@@ -258,6 +267,14 @@ pub struct NodeFacts {
     pub addresses: Result<Vec<AddressUse>, ProbeError>,
     /// The sysctl `net.bridge.bridge-nf-call-iptables`; `None` if it cannot be read.
     pub bridge_filter: Option<String>,
+}
+
+impl Facts {
+    /// The user ID of the running agent, or of this process where none runs.
+    #[must_use]
+    pub fn user(&self) -> u32 {
+        self.node.agent_user.unwrap_or(self.process.uid)
+    }
 }
 
 /// An agent that listens and gives no status.

@@ -87,7 +87,10 @@ fn text(program: &Path, words: &[String]) -> Result<String> {
     let output = asked(program, &words).output()?;
     let shown = words.join(" ");
     ensure!(output.status.success(), "{shown}: {}", String::from_utf8_lossy(&output.stderr));
-    let help = String::from_utf8(output.stdout)?;
+    // `libvirt-hook` prints nothing on standard output, which libvirt reads.
+    let help = if output.stdout.is_empty() { output.stderr } else { output.stdout };
+    let help = String::from_utf8(help)?;
+    ensure!(!help.trim().is_empty(), "{shown} prints nothing");
     Ok(help.lines().map(|line| format!("{}\n", line.trim_end())).collect())
 }
 

@@ -125,10 +125,13 @@ fn has(facts: &Facts, number: u32) -> bool {
 
 fn always(facts: &Facts, needed: &NeededCapability) -> Check {
     let NeededCapability { check, name, number, within, what_for } = *needed;
-    if has(facts, number) {
+    if within.is_some_and(|other| has(facts, other)) {
+        Check::ok(
+            check,
+            format!("CAP_SYS_ADMIN, which the agent needs anyway, includes {name}, for {what_for}"),
+        )
+    } else if has(facts, number) {
         Check::ok(check, format!("{name} is effective; the agent needs it for {what_for}"))
-    } else if within.is_some_and(|other| has(facts, other)) {
-        Check::ok(check, format!("CAP_SYS_ADMIN includes {name}, which the agent needs for {what_for}"))
     } else {
         missing(facts, check, name, number, what_for)
     }

@@ -22,9 +22,9 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         None => {
             vec![Check::ok("pins", "the agent pins nothing, so taps pass all frames after the agent ends")]
         }
-        Some(pins) => pinned(pins),
+        Some(pins) => pinned(pins, facts),
     };
-    let uid = facts.process.uid;
+    let uid = facts.user();
     checks.extend(facts.directories.iter().map(|(what, directory)| match *what {
         "records" => records_directory(directory).of("records"),
         "state" if facts.node.agent.is_some() && directory.found == Ok(None) => {
@@ -35,6 +35,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let feeds = &facts.wanted.feeds;
     checks.extend(token_key(facts));
     checks.extend(facts.records.iter().flat_map(conflicts));
+    checks.extend(facts.records.iter().flat_map(files));
     checks.extend(of_agent(facts));
     match &facts.records {
         None if !feeds.is_empty() => {
@@ -127,7 +128,7 @@ fn contested(conflict: &str) -> Check {
     )
 }
 
-fn pinned(pins: &PinFacts) -> Vec<Check> {
+fn pinned(pins: &PinFacts, facts: &Facts) -> Vec<Check> {
     let shown = pins.path.display();
     let name = "pins.bpffs";
     let mount = match &pins.file_system {
@@ -159,6 +160,7 @@ fn pinned(pins: &PinFacts) -> Vec<Check> {
         }
     };
     let mut checks = vec![mount];
+    checks.extend(owner(pins, facts));
     checks.extend(links(pins));
     // Other names, such as the mark of a forced release, hold no pins.
     let is_other = |version: &&String| *version != PINS_VERSION && is_pins_version(version);
@@ -172,6 +174,25 @@ fn pinned(pins: &PinFacts) -> Vec<Check> {
         ));
     }
     checks
+}
+
+/// Checks the owner of the pins: an agent refuses those of another user.
+fn owner(pins: &PinFacts, facts: &Facts) -> Option<Check> {
+    let (user, shown) = (facts.user(), pins.path.display());
+    let owner = pins.owner.filter(|owner| *owner != user)?;
+    let (found, expected) = (format!("{shown} belongs to user {owner}"), format!("the agent's user, {user}"));
+    let chown = format!("`chown -R {user}: {shown}`");
+    let owned = |(_, directory): &(&str, Directory)| matches!(directory.found, Ok(Some(found)) if found.owner == owner);
+    // While none runs, nothing says for certain as whom the agent will run.
+    Some(if facts.node.agent.is_none() && facts.directories.iter().any(owned) {
+        let remedy = format!(
+            "If the agent runs as user {owner} (`User=` of its unit), no action is needed. Otherwise run {chown}"
+        );
+        Check::warn("pins.owner", found, expected, remedy)
+    } else {
+        let found = format!("{found}: an agent of user {user} does not start with it");
+        Check::fail("pins.owner", found, expected, format!("Run {chown}, and start the agent again"))
+    })
 }
 
 fn links(pins: &PinFacts) -> Option<Check> {
@@ -347,6 +368,27 @@ fn conflicts(records: &RecordFacts) -> Vec<Check> {
         )
     });
     macs.chain(owners).collect()
+}
+
+/// Checks the credentials that records name, and who may read the files.
+fn files(records: &RecordFacts) -> Vec<Check> {
+    let lacking = records.lacking.iter().map(|reason| {
+        Check::warn(
+            "records.credentials",
+            format!("a VM gets no credential: {reason}"),
+            "a credential that can be read",
+            "Write the file anew; the agent reads it again when it changes",
+        )
+    });
+    let open = records.open_files.iter().map(|(path, mode)| {
+        Check::warn(
+            "records.mode",
+            format!("{} has mode {mode:04o}, and records hold secrets", path.display()),
+            "mode 0640 or stricter",
+            format!("Run `chmod 0640 {}`", path.display()),
+        )
+    });
+    lacking.chain(open).collect()
 }
 
 fn records(records: &RecordFacts) -> Check {

@@ -92,6 +92,7 @@ fn healthy() -> Facts {
         },
         pins: Some(PinFacts {
             path: "/sys/fs/bpf/xdp-imds".into(),
+            owner: Some(0),
             file_system: room(true),
             versions: vec!["v1".into()],
             links: Ok(Vec::new()),
@@ -111,6 +112,7 @@ fn healthy() -> Facts {
             libvirt: None,
             ring_full: 0,
             agent: None,
+            agent_user: None,
             attachments: None,
             mac_mismatches: Vec::new(),
             refused: Vec::new(),

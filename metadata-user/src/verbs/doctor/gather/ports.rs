@@ -29,6 +29,10 @@ pub(super) fn named(config: &Config) -> (Option<RecordFacts>, BTreeSet<PortName>
         for name in names.iter().take(directory::MAX_RECORDS) {
             let Some(loaded) = directory::load(&dir, name, &config.record_limits()) else { continue };
             records.count += 1;
+            let lacking = loaded.lacking.iter().map(|reason| format!("{name}: {reason}"));
+            records.lacking.extend(lacking.take(REFUSED_TOLD - records.lacking.len()));
+            let open = loaded.open_files.into_iter().take(REFUSED_TOLD - records.open_files.len());
+            records.open_files.extend(open);
             match loaded.record {
                 Ok((record, _)) => {
                     *records.stamps.entry(record.serve.smbios.as_str()).or_default() += 1;

@@ -30,7 +30,8 @@ pub(super) fn pins(path: &Path) -> PinFacts {
         versions.take(VERSIONS_TOLD).map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     versions.sort();
     let links = pinned_links(&path.join(PINS_VERSION).join("links"));
-    PinFacts { path: path.into(), file_system: file_system(path), versions, links }
+    let owner = fs::metadata(path).ok().map(|found| found.uid());
+    PinFacts { path: path.into(), owner, file_system: file_system(path), versions, links }
 }
 
 /// Returns the configured directories with their purposes.
@@ -98,15 +99,28 @@ fn file_system(path: &Path) -> Result<FileSystem, ProbeError> {
     })
 }
 
-/// Returns the ID of the process that listens on a socket in the run directory, or 0 if the kernel does not report the
-/// ID. If no process listens, returns the path of a socket that exists there, if there is one.
-pub(super) fn agent(run: &Path) -> (Option<u32>, Option<PathBuf>) {
+/// The process that listens on a socket in the run directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ListeningProcess {
+    /// Its ID; 0 if the kernel does not report it.
+    pub(super) pid: u32,
+    /// The user ID that it had when it began to listen, if the kernel reports it.
+    pub(super) user: Option<u32>,
+}
+
+/// Returns the process that listens on a socket in the run directory. If no process listens, returns the path of a socket
+/// that exists there, if there is one.
+pub(super) fn agent(run: &Path) -> (Option<ListeningProcess>, Option<PathBuf>) {
     let mut stale = None;
     for path in SOCKETS.map(|name| run.join(name)) {
         match UnixStream::connect(&path) {
             Ok(stream) => {
                 let peer = rustix::net::sockopt::socket_peercred(&stream).ok();
-                return (Some(peer.map_or(0, |peer| peer.pid.as_raw_nonzero().get().unsigned_abs())), None);
+                let process = peer.map(|peer| ListeningProcess {
+                    pid: peer.pid.as_raw_nonzero().get().unsigned_abs(),
+                    user: Some(peer.uid.as_raw()),
+                });
+                return (Some(process.unwrap_or_default()), None);
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => stale = Some(path),
             Err(_) => {}
@@ -131,7 +145,7 @@ pub(super) fn status(run: &Path) -> Result<AgentStatus, AgentSilence> {
 #[cfg(test)]
 mod tests {
     use super::super::super::facts::ExposedFile;
-    use super::{EXPOSED_TOLD, agent, directory, exposed_in, file_system};
+    use super::{EXPOSED_TOLD, ListeningProcess, agent, directory, exposed_in, file_system};
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixListener;
@@ -195,7 +209,9 @@ mod tests {
         assert_eq!(agent(room.path()), (None, None));
         let path = room.path().join("control.sock");
         let listener = UnixListener::bind(&path).expect("a socket");
-        assert_eq!(agent(room.path()), (Some(std::process::id()), None));
+        let user = Some(rustix::process::geteuid().as_raw());
+        let this = ListeningProcess { pid: std::process::id(), user };
+        assert_eq!(agent(room.path()), (Some(this), None));
         drop(listener);
         assert_eq!(agent(room.path()), (None, Some(path)));
     }

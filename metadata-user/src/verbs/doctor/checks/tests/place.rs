@@ -44,6 +44,24 @@ fn directories_of_pins_and_files_are_checked() {
             Warn,
             &["port-1-7-9", "release"],
         ),
+        (
+            "pins of another user than the agent that is to start",
+            |f| pins(f).owner = Some(999),
+            "pins.owner",
+            Fail,
+            &["user 999", "an agent of user 0 does not start", "chown -R 0: /sys/fs/bpf/xdp-imds"],
+        ),
+        (
+            "pins of another user than the running agent",
+            |f| {
+                f.directories[1].1.found = Ok(Some(PathFacts { directory: true, mode: 0o700, owner: 999 }));
+                f.directories[2].1.found = f.directories[1].1.found.clone();
+                (f.node.agent, f.node.agent_user) = (Some(7), Some(999));
+            },
+            "pins.owner",
+            Fail,
+            &["user 0", "chown -R 999: "],
+        ),
         ("pins of another version", |f| pins(f).versions.push("v2".into()), "pins.versions", Warn, &["v2"]),
         (
             "no directory of records",
@@ -143,8 +161,32 @@ fn directories_of_pins_and_files_are_checked() {
             Warn,
             &["1 of 2 records", "b.yaml:2", "xdp-imds check"],
         ),
+        (
+            "a credential that cannot be read",
+            |f| f.records.as_mut().expect("some").lacking = vec!["a.yaml: /r/a.iam: expected JSON".into()],
+            "records.credentials",
+            Warn,
+            &["gets no credential: a.yaml: /r/a.iam"],
+        ),
+        (
+            "a record that every user can read",
+            |f| f.records.as_mut().expect("some").open_files = vec![("/r/a.yaml".into(), 0o644)],
+            "records.mode",
+            Warn,
+            &["/r/a.yaml has mode 0644", "chmod 0640 /r/a.yaml"],
+        ),
         ("no directory of records configured", |f| f.records = None, "records", Warn, &["--records"]),
     ]);
+    // All belongs to the user of the agent, which is not that of this process.
+    let mut facts = healthy();
+    let of_agent = Ok(Some(PathFacts { directory: true, mode: 0o700, owner: 999 }));
+    (facts.directories[1].1.found, facts.directories[2].1.found) = (of_agent.clone(), of_agent);
+    facts.pins.as_mut().expect("pins").owner = Some(999);
+    let checks = all(&facts);
+    let owners: Vec<_> = wrong(&checks).iter().map(|check| (check.name, check.status)).collect();
+    assert_eq!(owners, [("pins.owner", Warn), ("directory", Warn), ("directory", Warn)], "no agent runs");
+    (facts.node.agent, facts.node.agent_user) = (Some(7), Some(999));
+    assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "an agent of that user runs");
     let mut facts = healthy();
     facts.pins = None;
     assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "pins are turned off");
