@@ -401,14 +401,6 @@ fn token_key(after: Option<&Path>, out: &mut dyn io::Write) -> anyhow::Result<()
     Ok(writeln!(out, "{}", token_file::generate(after, now)?)?)
 }
 
-/// An error with its causes. A cause that the text already contains is left out.
-fn described(error: &anyhow::Error) -> String {
-    let causes = error.chain().map(ToString::to_string);
-    let said =
-        causes.reduce(|said, cause| if said.contains(&cause) { said } else { format!("{said}: {cause}") });
-    said.unwrap_or_default()
-}
-
 /// The command with its exit codes.
 fn command() -> clap::Command {
     verbs::with_exit_codes(Cli::command())
@@ -436,7 +428,7 @@ fn main() -> ExitCode {
         return Exit::Closed.into();
     }
     let exit = done.unwrap_or_else(|error| {
-        output::report(described(&error));
+        output::report(output::described(&error));
         Exit::of_error(&error)
     });
     exit.into()
@@ -463,7 +455,7 @@ fn run_verb(verb: Verb, log: LogHandle) -> anyhow::Result<Exit> {
                     // There is nothing more to see.
                     return error;
                 }
-                let text = advised(described(&error));
+                let text = advised(output::described(&error));
                 error.context(text)
             });
         }
@@ -529,9 +521,10 @@ fn flushed(done: anyhow::Result<Exit>, mut out: impl io::Write) -> anyhow::Resul
 
 #[cfg(test)]
 mod tests {
-    use super::{advised, command, described};
+    use super::{advised, command};
     use anyhow::Context as _;
     use metadata_user::config::Config;
+    use metadata_user::output::described;
 
     #[test]
     fn doctor_is_advised_unless_it_would_find_nothing() {

@@ -92,3 +92,12 @@ pub fn report(message: impl Display) {
     // Without standard error there is nobody to tell.
     _ = writeln!(io::stderr(), "{}xdp-imds: {text}", logging::error_prefix());
 }
+
+/// An error with its causes. A cause that the text already contains is left out.
+#[must_use]
+pub fn described(error: &anyhow::Error) -> String {
+    let causes = error.chain().map(ToString::to_string);
+    let said =
+        causes.reduce(|said, cause| if said.contains(&cause) { said } else { format!("{said}: {cause}") });
+    said.unwrap_or_default()
+}

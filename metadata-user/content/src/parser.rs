@@ -154,6 +154,8 @@ pub fn plain(reason: &str) -> String {
     if let Some(rest) = reason.strip_prefix("unknown variant `")
         && let Some((found, words)) = rest.split_once("`, expected ")
     {
+        // A single word is no choice.
+        let words = if words.contains(',') { words } else { words.trim_start_matches("one of ") };
         return format!("expected {words}, found `{found}`");
     }
     if let Some(field) = reason.strip_prefix("missing field ") {
@@ -768,6 +770,8 @@ mod tests {
                 "expected true or false, found \"a, expected b\"",
             ),
             ("unknown variant `x`, expected `all` or `none`", "expected `all` or `none`, found `x`"),
+            ("unknown variant `x`, expected one of a", "expected a, found `x`"),
+            ("unknown variant `x`, expected one of a, b", "expected one of a, b, found `x`"),
             ("unknown field `x`, expected one of `a`, `b`", "unknown field; the fields here are `a`, `b`"),
             ("unknown field `x`, expected `a`", "unknown field; the fields here are `a`"),
             ("missing field `keys`", "the field `keys` is missing"),

@@ -10,6 +10,7 @@ use tracing::{error, info, warn};
 
 use super::preflight;
 use crate::config::Config;
+use crate::output::described;
 
 /// The source of the configuration, and a callback for changes of it.
 pub struct ConfigSource {
@@ -101,8 +102,9 @@ pub(super) fn read(origin: &ConfigSource, old: &Config) -> Result<ConfigChanges,
             Ok(changes)
         }
         Err(error) => {
-            error!("the configuration stays as it was: {error:#}");
-            Err(format!("{error:#}"))
+            let reason = described(&error);
+            error!("the configuration stays as it was: {reason}");
+            Err(reason)
         }
     }
 }
@@ -193,6 +195,11 @@ mod tests {
         assert!(
             read(&ConfigSource::fixed(&nowhere), &old).is_err_and(|error| error.contains("/does/not/exist"))
         );
+        // The cause is named once.
+        let absent = || Ok(Config::read("/does/not/exist.yaml".as_ref())?);
+        let absent = ConfigSource { read: Box::new(absent), ..ConfigSource::fixed(&old) };
+        let error = read(&absent, &old).expect_err("there is no such file");
+        assert_eq!(error.matches("No such file").count(), 1, "{error}");
         assert!(read(&ConfigSource::fixed(&old), &old).is_ok());
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
@@ -43,6 +44,8 @@ const RECENT_LOSS: Duration = Duration::from_secs(600);
 /// Token keys, mailboxes and the queue to the sinks.
 #[derive(Debug)]
 pub struct NodeState {
+    /// The state directory, if there is one.
+    directory: Option<PathBuf>,
     keyring: Arc<Keyring>,
     key_file: Option<PathBuf>,
     /// The file of token keys that the operator maintains (`token_key`), if it is in use.
@@ -175,6 +178,7 @@ impl NodeState {
             None => (keyring, key_file, None),
         };
         let state = Self {
+            directory: config.state.clone(),
             keyring: Arc::new(keyring),
             key_file,
             given_key,
@@ -328,7 +332,8 @@ impl NodeState {
             )
         });
         let lost = self.outbox.last_loss().and_then(|loss| lost_messages(self.outbox.counts(), &loss));
-        unsaved.into_iter().chain(aside).chain(lost).collect()
+        let read_only = self.directory.as_deref().and_then(read_only);
+        unsaved.into_iter().chain(read_only).chain(aside).chain(lost).collect()
     }
 
     /// Counts of messages to sinks and of mailbox files.
@@ -341,6 +346,18 @@ impl NodeState {
             unsaved,
         }
     }
+}
+
+/// What to say of a state directory that takes no changes, before anything is to be written there.
+fn read_only(directory: &Path) -> Option<String> {
+    let is_read_only = statvfs(directory).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::RDONLY));
+    is_read_only.then(|| {
+        format!(
+            "the state directory {} is on a read-only file system: registrations are refused, and what guests write is kept \
+             in memory alone; make it writable",
+            directory.display()
+        )
+    })
 }
 
 /// What to say of messages that were lost, while the last loss is recent.
@@ -372,8 +389,23 @@ fn warn_of<T>(result: Result<T, mailboxes::MailboxError>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{MessageLoss, RECENT_LOSS, SinkCounts, lost_messages};
+    use super::{MessageLoss, RECENT_LOSS, SinkCounts, lost_messages, read_only};
     use std::time::Instant;
+
+    #[test]
+    fn a_directory_on_a_read_only_file_system_is_a_problem() {
+        let writable = tempfile::tempdir().expect("a directory");
+        assert_eq!(read_only(writable.path()), None);
+        assert_eq!(read_only(&writable.path().join("none")), None);
+        let mounts = std::fs::read_to_string("/proc/self/mounts").expect("the mounts");
+        let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        // Most nodes have one, such as that of a snap or of a container's files.
+        let is_read_only = |options: &str| options.split(',').any(|option| option == "ro");
+        let found = fields.filter(|fields| is_read_only(fields[3])).map(|fields| fields[1].to_owned()).next();
+        if let Some(problem) = found.and_then(|path| read_only(path.as_ref())) {
+            assert!(problem.contains("read-only") && problem.contains("make it writable"), "{problem}");
+        }
+    }
 
     #[test]
     fn lost_messages_are_a_problem_while_the_last_loss_is_recent() {

@@ -16,9 +16,9 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::Exit;
 use super::options;
 use super::options::Agent;
+use super::{Exit, ExitError};
 use crate::output;
 
 /// Most instances that an error names.
@@ -158,7 +158,12 @@ impl Register {
         let record = read(&self.file)?;
         let name = self.name.clone().unwrap_or_else(|| record.vm.name.to_string());
         if !is_name(&name) {
-            bail!("`{name}` cannot be the name of an instance: give another by --name");
+            let text = format!(
+                "`{}` cannot be the name of an instance: give another by --name, of letters, digits and `-._~:@`, in parts joined by \
+                 `/`, none of them `.` or `..`",
+                Printable(&name)
+            );
+            return Err(ExitError::new(Exit::Usage, text).into());
         }
         let json = record.to_json().context("the record")?;
         let run = self.common.agent.run()?;

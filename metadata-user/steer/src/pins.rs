@@ -200,7 +200,8 @@ fn remedy(errno: Option<i32>) -> &'static str {
     match errno {
         Some(libc::EROFS) => "; the bpffs is mounted read-only: `mount -o remount,rw` it",
         Some(libc::ENOENT) => {
-            "; the directory was removed: a running agent makes it again within a minute, or at once on SIGHUP"
+            "; the directory was removed: a running agent makes it again within a minute, or ten minutes after `xdp-imds \
+             release --force`, and at once on SIGHUP"
         }
         Some(libc::EPERM | libc::EACCES) => {
             "; this needs root, or CAP_BPF (and CAP_SYS_ADMIN for links), and no security module may forbid it"

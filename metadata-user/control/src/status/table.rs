@@ -177,10 +177,10 @@ pub(super) fn guests(name: &str, guests: &[GuestStatus], out: &mut dyn Write) ->
         };
         row("state", &state, out)?;
         let vm = guest.vm.as_ref().zip(guest.uuid.as_ref()).map(|(vm, uuid)| format!("{vm}, {uuid}"));
-        let held = guest
-            .held
-            .filter(|held| held.connections + held.requests > 0)
-            .map(|held| format!("{} connections, {} waiting requests", held.connections, held.requests));
+        let held = guest.held.filter(|held| held.connections + held.requests > 0).map(|held| {
+            let connections = counted(held.connections, "connection");
+            format!("{connections}, {}", counted(held.requests, "waiting request"))
+        });
         let number = |number: Option<u32>| number.map(|number| number.to_string());
         for (name, value) in [
             ("reason", guest.reason.clone()),
@@ -421,7 +421,7 @@ steered by  xdp
 way         the inlet of its pod
 slot        4
 hub         0
-holds       2 connections, 1 waiting requests
+holds       2 connections, 1 waiting request
 ";
         assert_eq!(String::from_utf8(out).expect("text"), expected);
     }

@@ -255,6 +255,8 @@ pub struct NodeFacts {
     pub attachments: Option<AttachmentStatus>,
     /// The ports of the running agent whose guests use a MAC that no record has there.
     pub mac_mismatches: Vec<MacMismatch>,
+    /// The ports that the running agent cannot serve, and its reasons.
+    pub port_errors: Vec<(String, String)>,
     /// The records that the running agent refuses, but for those of files, which [`RecordFacts`] has.
     pub refused: Vec<RefusedRecord>,
     /// Records of all sources that the running agent does not serve because another has their MAC on their port, a

@@ -94,6 +94,7 @@ fn node(config: &Config) -> (NodeFacts, Vec<PortName>) {
         datasources: status.as_ref().map(|status| status.datasources.clone()),
         libvirt: libvirt::too_old(),
         attachments: status.as_ref().map(|status| status.attachments.clone()),
+        port_errors: status.as_ref().map(ports::in_error).unwrap_or_default(),
         // No file's name has a slash.
         refused: status
             .iter()

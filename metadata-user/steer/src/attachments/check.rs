@@ -90,12 +90,20 @@ impl Checks {
         let seen = self.present.entry(fault).or_default();
         if seen.count == 0 {
             place.clone_into(&mut seen.example);
-            tracing::warn!(
-                fault = fault.name(),
-                place,
-                repaired = repaired.is_ok(),
-                "somebody else changed what the agent attached"
-            );
+            match fault {
+                AttachmentFault::Released => tracing::warn!(
+                    fault = fault.name(),
+                    place,
+                    "`xdp-imds release --force` removed the pins; they are not made again for {} minutes, or until SIGHUP",
+                    RELEASE_GRACE.as_secs() / 60
+                ),
+                _ => tracing::warn!(
+                    fault = fault.name(),
+                    place,
+                    repaired = repaired.is_ok(),
+                    "somebody else changed what the agent attached"
+                ),
+            }
         }
         seen.count += 1;
         if let Err(error) = repaired {

@@ -6,6 +6,7 @@ use axum::response::{IntoResponse, Response};
 use metadata_content::event::EventRefused;
 use metadata_content::parser;
 use metadata_content::record::{Credential, Record, RecordError, RecordLimits};
+use metadata_content::source::RecordSource;
 use metadata_control::instances::{ApiProblem, Instance};
 use metadata_feed::registry::RecordId;
 use metadata_feed::state::save_queue::UnsavedFiles;
@@ -246,7 +247,8 @@ pub(super) fn absent(id: &RecordId) -> ApiProblem {
 
 /// The error text for a name without a record. The command prints it too.
 pub(super) fn none(id: &RecordId) -> String {
-    format!("there is no {id}; `xdp-imds ls` lists all instances")
+    let other = if id.source == RecordSource::Api { "; `?source=` names one of another source" } else { "" };
+    format!("there is no {id}; `xdp-imds ls` lists all instances{other}")
 }
 
 pub(super) fn precondition(detail: String) -> ApiProblem {
@@ -294,8 +296,9 @@ pub(super) fn not_attached(instance: Instance, timeout: Duration) -> ApiProblem 
     let missing: Vec<_> = missing
         .map(|port| format!("{} ({})", port.port, port.reason.as_deref().unwrap_or("not yet")))
         .collect();
+    let within = if timeout.is_zero() { "at once".to_owned() } else { format!("within {timeout:?}") };
     let detail = format!(
-        "{} is registered, but not all of its ports were attached within {timeout:?}: {}",
+        "{} is registered, but not all of its ports were attached {within}: {}",
         instance.name,
         missing.join(", ")
     );

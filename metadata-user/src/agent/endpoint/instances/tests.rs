@@ -478,6 +478,8 @@ async fn what_the_socket_does_not_have_is_refused_with_a_reason_and_a_last_newli
         ("PUT", "/v1/status", 405, "/v1/status does not take PUT"),
     ] {
         let refused = bench.ask(method, path, &[], "{}").await;
+        let kinds = &document()["components"]["schemas"]["Problem"]["properties"]["type"]["enum"];
+        assert!(kinds.as_array().is_some_and(|kinds| kinds.contains(&refused.body["type"])), "{refused:?}");
         assert_eq!(
             (refused.status, refused.field("content-type")),
             (status, Some("application/problem+json"))

@@ -159,7 +159,8 @@ fn attachments(node: &NodeFacts) -> Option<Check> {
             name,
             found.faults.join("; "),
             "programs, links and pins as the running agent made them",
-            "Find out who detaches programs, sets devices down or changes the bpffs. The agent restores what it can every 30 to 60 \
+            "After `xdp-imds release --force` do what it was for, or send SIGHUP (`systemctl reload xdp-imds`). Otherwise find out \
+             who detaches programs, sets devices down or changes the bpffs. The agent restores what it can every 30 to 60 \
              seconds, and at once on SIGHUP; what it cannot restore says what to do",
         ));
     }

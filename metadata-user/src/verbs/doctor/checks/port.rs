@@ -61,10 +61,25 @@ fn one(facts: &Facts, port: &PortFacts) -> Vec<Check> {
         ring(&port.name, device),
     ];
     let mut checks: Vec<_> = wrong.into_iter().flatten().map(|check| check.of(&port.name)).collect();
+    // What the checks above found is the reason.
+    if checks.iter().all(|check| check.status != CheckStatus::Fail) {
+        checks.extend(in_error(facts, &port.name));
+    }
     if checks.is_empty() {
         checks.push(Check::ok("port", well(facts, &port.name, device)).of(&port.name));
     }
     checks
+}
+
+/// The running agent cannot serve a port, whatever its device looks like.
+fn in_error(facts: &Facts, name: &PortName) -> Option<Check> {
+    let shown = name.to_string();
+    let (_, reason) = facts.node.port_errors.iter().find(|(port, _)| *port == shown)?;
+    let remedy = "Do what the reason says. After a change of `pins`, or if a file system was mounted over them, the programs may be \
+                  those of the agent before: put the pins back (`umount` what lies over them), or stop the agent, run \
+                  `xdp-imds release` and start it again";
+    let found = format!("the running agent does not serve it: {reason}");
+    Some(Check::fail("port.served", found, "a port that the running agent serves", remedy).of(name))
 }
 
 /// Describes a port without problems.
@@ -225,6 +240,15 @@ fn xdp(facts: &Facts, port: &PortFacts, device: &DeviceState) -> Option<Check> {
         None => device.xdp.first()?,
     };
     let Program { id, name } = program;
+    // With fewer capabilities than the agent has, the kernel names no programs.
+    if name.is_none() && is_expected(facts) {
+        return Some(Check::warn(
+            check,
+            format!("XDP program {id}, whose name cannot be read, is attached: the agent's own, or another"),
+            expected,
+            "Run doctor as root with all capabilities. `xdp-imds status` says whether the agent serves the port",
+        ));
+    }
     let name = name.as_deref().unwrap_or_default();
     let shown = if name.is_empty() { "without a name".to_owned() } else { format!("`{name}`") };
     let found = format!("XDP program {shown} (ID {id}) is already attached{}", owner(name));

@@ -26,7 +26,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     };
     let uid = facts.user();
     checks.extend(facts.directories.iter().map(|(what, directory)| match *what {
-        "records" => records_directory(directory).of("records"),
+        "records" => records_directory(directory, uid).of("records"),
         "state" if facts.node.agent.is_some() && directory.found == Ok(None) => {
             removed(directory).of("state")
         }
@@ -229,7 +229,7 @@ fn some(names: &[&str]) -> String {
 }
 
 /// Checks the directory of records, which the agent only reads.
-fn records_directory(directory: &Directory) -> Check {
+fn records_directory(directory: &Directory, uid: u32) -> Check {
     let (name, shown) = ("directory", directory.path.display());
     match &directory.found {
         Err(failure) => Check::fail(
@@ -255,6 +255,12 @@ fn records_directory(directory: &Directory) -> Check {
             format!("{shown} has mode {:04o}, which lets every user add records", found.mode),
             "mode 0750 or stricter",
             format!("Run `chmod 0750 {shown}`"),
+        ),
+        Ok(Some(found)) if found.owner != 0 && found.owner != uid => Check::warn(
+            name,
+            format!("{shown} belongs to user {}, who can add records", found.owner),
+            format!("root or the agent's user, {uid}"),
+            format!("Run `chown {uid} {shown}`"),
         ),
         Ok(Some(found)) => Check::ok(name, format!("{shown}, mode {:04o}", found.mode)),
     }

@@ -115,6 +115,7 @@ fn healthy() -> Facts {
             agent_user: None,
             attachments: None,
             mac_mismatches: Vec::new(),
+            port_errors: Vec::new(),
             refused: Vec::new(),
             conflicts: Vec::new(),
             stale_socket: None,

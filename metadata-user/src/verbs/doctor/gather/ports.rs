@@ -74,6 +74,12 @@ pub(super) fn served(status: &AgentStatus) -> Vec<PortName> {
     wanted.into_iter().take(SERVED_MOST).map(name).collect()
 }
 
+/// The ports that the running agent cannot serve, and its reasons.
+pub(super) fn in_error(status: &AgentStatus) -> Vec<(String, String)> {
+    let ports = status.ports.listed.iter().filter(|port| port.state == PortState::Error).take(SERVED_MOST);
+    ports.map(|port| (port.name.clone(), port.reason.clone().unwrap_or_default())).collect()
+}
+
 /// Adds an invalid record to the summary.
 fn refuse(records: &mut RecordFacts, name: &str, error: &FeedError) {
     if matches!(error, FeedError::Io { error, .. } if error.kind() == io::ErrorKind::PermissionDenied) {

@@ -130,6 +130,16 @@ fn directories_of_pins_and_files_are_checked() {
             &["read-only", "ReadWritePaths="],
         ),
         (
+            "a directory of records of another user",
+            |f| {
+                let found = PathFacts { directory: true, mode: 0o750, owner: 999 };
+                f.directories[0].1.found = Ok(Some(found));
+            },
+            "directory",
+            Warn,
+            &["user 999, who can add records", "chown 0"],
+        ),
+        (
             "a file in place of the state directory",
             |f| state(f).found = Ok(Some(PathFacts { directory: false, mode: 0o600, owner: 0 })),
             "directory",
@@ -197,6 +207,33 @@ fn directories_of_pins_and_files_are_checked() {
 
 fn refusal(record: &str) -> RefusedRecord {
     RefusedRecord { record: record.into(), reason: "no such field".into() }
+}
+
+#[test]
+fn the_agents_own_view_of_a_port_counts() {
+    use CheckStatus::{Fail, Warn};
+    judge(&[
+        (
+            "a port that looks well and that the agent cannot serve",
+            |f| {
+                f.node.agent = Some(7);
+                f.node.port_errors = vec![("tap0".into(), "cannot attach to tap0: it is taken".into())];
+            },
+            "port.served",
+            Fail,
+            &["tap0", "it is taken", "umount", "xdp-imds release"],
+        ),
+        (
+            "a program whose name cannot be read",
+            |f| {
+                f.node.agent = Some(7);
+                the_tap(f).xdp = vec![metadata_steer::probe::Program { id: 42, name: None }];
+            },
+            "port.xdp",
+            Warn,
+            &["42", "all capabilities"],
+        ),
+    ]);
 }
 
 #[test]
