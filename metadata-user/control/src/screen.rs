@@ -187,7 +187,8 @@ impl Screen {
             (
                 KeyCode::Char('q') | KeyCode::Esc | KeyCode::Backspace | KeyCode::Left,
                 ScreenContent::Vm(_) | ScreenContent::Help,
-            ) => {
+            )
+            | (KeyCode::Char('?' | 'h'), ScreenContent::Help) => {
                 self.shown = ScreenContent::Node;
             }
             (KeyCode::Char('?' | 'h'), _) => self.shown = ScreenContent::Help,

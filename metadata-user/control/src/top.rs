@@ -205,7 +205,7 @@ pub enum BootStage {
     /// It has sent no request since it is followed.
     #[default]
     Silent,
-    /// Its record is gone; it gets 404.
+    /// Its record is gone; it gets no answer, and 404 on a connection that is still open.
     Gone,
 }
 

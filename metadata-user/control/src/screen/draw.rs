@@ -30,7 +30,7 @@ const STAGES: [(BootStage, &str); 6] = [
     (BootStage::Asking, "it sends requests"),
     (BootStage::Quiet, "it has sent requests, and none for 3 s"),
     (BootStage::Silent, "it has sent no request since you watch"),
-    (BootStage::Gone, "its record is gone; it gets 404"),
+    (BootStage::Gone, "its record is gone; it gets no answer"),
 ];
 
 /// What other words of the screen mean.

@@ -260,6 +260,8 @@ fn keys_do_what_the_help_says() {
         (KeyCode::Esc, ScreenContent::Node),
         (KeyCode::Char('?'), ScreenContent::Help),
         (KeyCode::Char('q'), ScreenContent::Node),
+        (KeyCode::Char('?'), ScreenContent::Help),
+        (KeyCode::Char('?'), ScreenContent::Node),
     ] {
         screen.on_key(key(code));
         assert_eq!(screen.shown, shown, "after {code:?}");
