@@ -103,7 +103,7 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
 /// Adds what the host will do. The lists of maintenance exist always, because aws-node-termination-handler takes their
 /// absence for a fault, and are in no listing, because cloud-init would crawl them at each boot. The other paths exist
 /// while there is such an event: their clients take 404 for "nothing".
-/// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-metadata.html
+/// <https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-metadata.html>
 fn events(tree: &mut Tree<'_, '_>) {
     let document = tree.routes().events().clone();
     // AWS does not announce live migrations, and clients leave a node at any maintenance.
