@@ -185,7 +185,10 @@ fn what_the_host_will_do_is_told_at_once_and_an_acknowledgement_ends_the_wait() 
         assert!(status == 200 && told.contains("drain-1"), "{status} {told}");
     });
     let told = events();
-    assert_eq!((&told["DocumentIncarnation"], &told["Events"][0]["EventId"]), (&json!(2), &json!("drain-1")));
+    assert!(
+        told["DocumentIncarnation"].as_u64() > Some(1) && told["Events"][0]["EventId"] == "drain-1",
+        "{told}"
+    );
     // Nobody waits for a guest without a limit, and its acknowledgement ends the wait.
     let wait = |wait: &str| event(&["add", name, "--kind", "freeze", "--id", "drain-1", "--wait", wait]);
     assert_eq!(wait("100ms").0, Some(3), "the guest is silent");

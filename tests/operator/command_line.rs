@@ -439,7 +439,10 @@ fn a_manual_page_has_one_line_of_name_the_whole_synopsis_and_the_exit_codes() {
         let about = line.strip_prefix(&format!("{name} \\- ")).unwrap_or_else(|| panic!("{line}"));
         assert!(about.len() <= 100 && !about.ends_with('.') && !about.contains(". "), "{line}");
         let [synopsis] = section(&page, "SYNOPSIS")[..] else { panic!("{}: {page}", path.display()) };
-        let verb = name.replacen("xdp\\-imds\\-identity\\-", "xdp\\-imds identity ", 1);
+        let groups = ["identity", "event"];
+        let verb = groups.iter().fold(name.clone(), |name, group| {
+            name.replacen(&format!("xdp\\-imds\\-{group}\\-"), &format!("xdp\\-imds {group} "), 1)
+        });
         let verb = verb.replacen("xdp\\-imds\\-", "xdp\\-imds ", 1);
         assert!(synopsis.starts_with(&format!("\\fB{verb}\\fR")), "{synopsis}");
         assert!(!synopsis.contains("OPTIONS"), "each option has its name: {synopsis}");

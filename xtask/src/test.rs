@@ -10,10 +10,10 @@ use std::process::{Command, ExitStatus, Stdio};
 /// The variable by which the harness of tests learns how many run at a time.
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
 /// Tests that run at a time for each processor. Most of them wait for timers, guests and processes: with one for each
-/// processor two of three seconds are idle.
-const TESTS_PER_CPU: usize = 4;
+/// processor more than half of the time is idle.
+const TESTS_PER_CPU: usize = 3;
 /// Most tests that run at a time. Some start virtual machines.
-const TESTS_MOST: usize = 16;
+const TESTS_MOST: usize = 12;
 
 /// What to test, and whether skips are failures.
 #[derive(clap::Args)]

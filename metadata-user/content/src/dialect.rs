@@ -247,7 +247,7 @@ pub fn computation_timeout(path: &str) -> Duration {
 /// Renders all answers for a VM. Paths of dialects not in `serve.dialects` are left out.
 #[must_use]
 pub fn render(record: &Record, interner: &mut Interner, vm: VmState) -> Responses {
-    vm.mailbox.events().note_record(record, 0);
+    vm.mailbox.events().note_record(record.instance_id(), &record.events, 0);
     render_dialects(record, interner, vm, served(record))
 }
 

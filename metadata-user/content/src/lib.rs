@@ -2,8 +2,9 @@
 //!
 //! An operator or a feed writes the [`record`]. [`dialect`] renders it into paths and responses. [`store`] finds a
 //! response by slot, host, path and method. [`http`] parses requests and builds responses. [`token`] issues and checks
-//! IMDSv2 tokens, and [`identity`] those that others verify. [`event`] announces what the host will do. [`mailbox`]
-//! holds what a guest writes, [`sink`] forwards it, and [`account`] limits how much memory one VM can make the agent hold.
+//! IMDSv2 tokens, and [`identity`] those that others verify. [`mailbox`] holds what a guest writes
+//! and what the host announces, [`sink`] forwards messages, and [`account`] limits how much memory one VM can make the
+//! agent hold.
 //!
 //! This crate does no I/O, reads no clock and has no async runtime. The caller passes the time in and owns all files,
 //! sockets and queues.
@@ -12,7 +13,6 @@ pub mod account;
 // Its table of dialects also defines the names in `record`.
 #[macro_use]
 pub mod dialect;
-pub mod event;
 pub mod http;
 pub mod identity;
 pub mod mailbox;

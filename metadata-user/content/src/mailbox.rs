@@ -24,8 +24,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::{fmt, io};
 
 use crate::account::Account;
-use crate::event::VmEvents;
 use crate::record::Dialects;
+use crate::record::event::VmEvents;
 use crate::record::values::is_uuid;
 use crate::record::vm::Sinks;
 use crate::sink::{MessageKind, Outbox, VmOutbox};

@@ -6,6 +6,7 @@
 
 mod credentials;
 mod dialects;
+pub mod event;
 pub mod identity;
 pub mod network;
 mod validate;
@@ -28,6 +29,7 @@ pub use validate::{is_network_config, is_network_data};
 pub use vm::{GCE_ATTRIBUTES, ORACLE_KEYS, RESERVED_KEYS, Sink, is_instance_tag, is_segment};
 
 use bytes::Bytes;
+use event::ScheduledEvent;
 use identity::IdentitySettings;
 use metadata_common::mac::Mac;
 use metadata_common::port::PortName;
@@ -40,7 +42,6 @@ use vm::{
     Schema, SigningSettings, Sinks, SshKey, SystemdCredential, Vm,
 };
 
-use crate::event::ScheduledEvent;
 use crate::parser;
 use crate::parser::Syntax;
 

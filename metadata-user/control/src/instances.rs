@@ -3,7 +3,7 @@
 //! The agent and its clients use these types on the control socket. `openapi.json` beside the agent's handlers
 //! describes them.
 
-use metadata_content::event::{EventDocument, ScheduledEvent};
+use metadata_content::record::event::{EventDocument, ScheduledEvent};
 use metadata_content::source::RecordSource;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;

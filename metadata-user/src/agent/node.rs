@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use metadata_common::mac::Mac;
 use metadata_common::port::PortName;
-use metadata_content::event::EventRefused;
+use metadata_content::record::event::EventRefused;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::Instance;
 use metadata_control::status::{AgentStatus, PortFilter};

@@ -204,7 +204,7 @@ impl NodeState {
     #[must_use]
     pub fn vm(&self, id: &RecordId, record: &Record) -> VmState {
         let mailbox = self.mailboxes.for_record(id.source, &id.key, record);
-        mailbox.events().note_record(record, unix_now());
+        mailbox.events().note_record(record.instance_id(), &record.events, unix_now());
         let vm = VmState::of(record, Arc::clone(&self.keyring), mailbox);
         match &self.issuer {
             Some(issuer) => vm.issued_by(issuer, record),

@@ -3,7 +3,7 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use metadata_common::printable::Printable;
 use metadata_common::time;
-use metadata_content::event::{EventDocument, EventKind, EventState, ScheduledEvent};
+use metadata_content::record::event::{EventDocument, EventKind, EventState, ScheduledEvent};
 use metadata_content::record::values::Timestamp;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{self, ACKNOWLEDGED_WITHIN, Instance, RegistrationError};

@@ -14,8 +14,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use super::common::forward;
 use super::route_builder::{JSON, RouteBuilder, computed};
 use crate::dialect::json::json;
-use crate::event::{Acknowledgement, EventDocument};
 use crate::http::{Method, Response, StatusCode};
+use crate::record::event::{Acknowledgement, EventDocument};
 use crate::record::values::Timestamp;
 use crate::sink::MessageKind;
 use crate::store::{EVERY_DIALECT, LiveOutcome, LiveRequest, Methods, ParkedCall};
@@ -129,8 +129,8 @@ mod tests {
 
     use crate::dialect::render;
     use crate::dialect::tests::{NOW, TestRequest, full, parse};
-    use crate::event::ScheduledEvent;
     use crate::http::{Method, Response};
+    use crate::record::event::ScheduledEvent;
     use crate::store::{Interner, LiveOutcome, Responses, VmState};
 
     const AZURE: (&str, &str) = ("Metadata", "true");

@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::claims;
 use super::document::JsonDocument;
 use super::yaml;
-use crate::event::EventDocument;
 use crate::http::{Body, Response, StatusCode};
 use crate::identity::VmIssuer;
+use crate::record::event::EventDocument;
 use crate::record::vm::Payload;
 use crate::store::{
     Datasource, Endpoint, Host, Interner, LiveOutcome, LiveRequest, LiveRoute, Methods, Notation,

@@ -19,7 +19,7 @@ use metadata_content::source::RecordSource;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 /// Keys as AWS returns them.
-const KEYS: &str =
+const AWS_KEYS: &str =
     r#"{"AccessKeyId": "a", "SecretAccessKey": "s", "Token": "t", "Expiration": "2099-01-01T00:00:00Z"}"#;
 /// Ample time for any expected event.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -371,7 +371,7 @@ fn with_keys_in(file: &str) -> String {
 fn modes_more_open_than_0640_are_noticed_of_the_record_and_of_its_sources() {
     let dir = dir();
     put(dir.path(), "a.yaml", &with_keys_in("a.iam"));
-    put(dir.path(), "a.iam", KEYS);
+    put(dir.path(), "a.iam", AWS_KEYS);
     for name in ["a.yaml", "a.iam"] {
         for (mode, is_open) in [(0o600, false), (0o640, false), (0o400, false), (0o644, true), (0o660, true)]
         {
@@ -410,7 +410,7 @@ async fn a_missing_credential_is_a_problem_while_it_lasts() {
     put(dir.path(), "a.iam", "no JSON");
     feed.expect(&["+a.yaml=web-1"]).await;
     assert!(outage.problems().concat().contains("`AccessKeyId`"), "{:?}", outage.problems());
-    put(dir.path(), "a.iam", KEYS);
+    put(dir.path(), "a.iam", AWS_KEYS);
     feed.expect(&["+a.yaml=web-1"]).await;
     assert_eq!(outage.problems(), [""; 0]);
     fs::remove_file(dir.path().join("a.iam")).expect("removed");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Cursor};
 use std::path::Path;
 
-use metadata_content::event::EventList;
+use metadata_content::record::event::EventList;
 use serde::{Deserialize, Serialize};
 
 use crate::state::StateFileKind;
@@ -64,7 +64,7 @@ pub fn read(path: &Path) -> io::Result<EventsByOwner> {
 #[cfg(test)]
 mod tests {
     use super::{EventsByOwner, FILE, FORM, read, write};
-    use metadata_content::event::VmEvents;
+    use metadata_content::record::event::VmEvents;
     use std::fs;
 
     fn sample() -> EventsByOwner {

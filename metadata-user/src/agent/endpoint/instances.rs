@@ -58,6 +58,8 @@ use request::{Named, PortWait};
 
 /// Limit on clients that wait for the ports of their VM. Further clients are refused, and nothing changes.
 pub(crate) const WAITS: usize = 16;
+/// Limit on clients that wait for a guest to acknowledge an event. Further clients are refused.
+pub(crate) const EVENT_WAITS: usize = 64;
 /// How long a client waits by default.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);
 /// Limit on the time that a client may wait.
@@ -89,7 +91,7 @@ impl Registrar {
             limits: ArcSwap::from_pointee(config.record_limits()),
             turn: Mutex::default(),
             waits: Semaphore::new(WAITS),
-            event_waits: Semaphore::new(events::EVENT_WAITS),
+            event_waits: Semaphore::new(EVENT_WAITS),
         })
     }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use metadata_common::mac::Mac;
 use metadata_common::port::PortName;
-use metadata_content::event::{EventRefused, ScheduledEvent, VmEvents};
 use metadata_content::mailbox::Mailbox;
+use metadata_content::record::event::{EventRefused, ScheduledEvent, VmEvents};
 use metadata_content::record::{Owner, Record};
 use metadata_content::source::RecordSource;
 use metadata_content::store::Responses;

@@ -1,6 +1,6 @@
 //! What the cluster will do to a VM, as its VMI shows it: a live migration, a drain of its node, its deletion.
 
-use metadata_content::event::ScheduledEvent;
+use metadata_content::record::event::ScheduledEvent;
 use serde_json::{Value, json};
 
 use crate::kubevirt::vmi::{MigrationState, Vmi};

@@ -7,8 +7,8 @@ use axum::body::{Body, to_bytes};
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::Response;
-use metadata_content::event::{EventDocument, EventRefused, ScheduledEvent};
 use metadata_content::parser;
+use metadata_content::record::event::{EventDocument, EventRefused, ScheduledEvent};
 use metadata_control::instances::ApiProblem;
 use metadata_feed::registry::RecordId;
 use metadata_feed::state::save_queue::StateFile;
@@ -25,8 +25,6 @@ use super::representation::{
 use super::request::{InstanceRequest, NamedEvent, read_event};
 use crate::agent::node::{ChangedEvents, EventChange};
 
-/// Limit on clients that wait for a guest to acknowledge an event. Further clients are refused.
-pub(crate) const EVENT_WAITS: usize = 64;
 /// Limit on an event in a request, in bytes.
 const BODY_MAX: usize = 4 << 10;
 /// How often to look whether a guest has acknowledged an event.

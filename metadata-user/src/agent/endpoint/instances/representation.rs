@@ -3,8 +3,8 @@
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use metadata_content::event::EventRefused;
 use metadata_content::parser;
+use metadata_content::record::event::EventRefused;
 use metadata_content::record::{Credential, Record, RecordError, RecordLimits};
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{ApiProblem, Instance};
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use super::super::listen::Peer;
 use super::super::{ControlLoopBusy, JSON};
-use super::{WAITS, blocking};
+use super::{EVENT_WAITS, WAITS, blocking};
 use crate::agent::node::{RegistrationConflict, name_of};
 
 /// Limit on a record in a request, in bytes: three payloads and the files at their limits, in base64.
@@ -330,8 +330,7 @@ pub(super) fn not_acknowledged(event: &str, timeout: Duration) -> ApiProblem {
 }
 
 pub(super) fn too_many_wait_for_guests() -> ApiProblem {
-    let detail =
-        format!("{} other clients wait for guests; try again, or omit `wait`", super::events::EVENT_WAITS);
+    let detail = format!("{} other clients wait for guests; try again, or omit `wait`", EVENT_WAITS);
     problem(StatusCode::SERVICE_UNAVAILABLE, "busy", "Too many clients wait", detail)
 }
 

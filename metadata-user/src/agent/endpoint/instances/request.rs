@@ -2,8 +2,8 @@
 
 use axum::http::{HeaderMap, Method, Uri, header};
 use metadata_common::time::span;
-use metadata_content::event::EventRefused;
 use metadata_content::record::Record;
+use metadata_content::record::event::EventRefused;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{ACKNOWLEDGED_WITHIN, ApiProblem, Instance, NAME_MAX, Page, is_name};
 use metadata_feed::registry::RecordId;

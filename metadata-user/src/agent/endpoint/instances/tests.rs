@@ -21,8 +21,8 @@ use crate::agent::registration_store::RegistrationStore;
 use crate::agent::slots::IdentityName;
 use crate::config::Config;
 use metadata_common::port::PortName;
-use metadata_content::event::EVENTS_PER_VM;
 use metadata_content::mailbox::Mailbox;
+use metadata_content::record::event::EVENTS_PER_VM;
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::sink::Outbox;
 use metadata_content::source::RecordSource;
@@ -578,7 +578,7 @@ async fn events_of_the_record_are_its_sources_and_added_ones_have_a_limit() {
     let (with_event, _) = Record::parse("web.json", &with_event.to_string()).expect("a record");
     assert_eq!(bench.ask("GET", "/v1/events/web", &[], "").await.status, 200);
     let mailbox = bench.book().mailbox.clone().expect("somebody asked for the events");
-    mailbox.events().note_record(&with_event, 0);
+    mailbox.events().note_record(with_event.instance_id(), &with_event.events, 0);
     let put = async |id: &str| {
         bench.ask("PUT", "/v1/events/web", &[], &json!({"id": id, "kind": "reboot"}).to_string()).await
     };

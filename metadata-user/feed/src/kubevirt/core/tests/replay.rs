@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metadata_common::mac::Mac;
-use metadata_content::event::EventState;
+use metadata_content::record::event::EventState;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -7,8 +7,7 @@
 use serde::{Deserialize, Serialize};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::record::Record;
-use crate::record::values::{AnyLine, Id, Timestamp};
+use super::values::{AnyLine, Id, Timestamp};
 
 /// Maximum number of events of a record, and of those that operators add to one VM.
 pub const EVENTS_PER_VM: usize = 16;
@@ -372,12 +371,12 @@ impl VmEvents {
 
     /// Replaces the events of the VM's record. Those that were added for another instance-id are removed, and so are
     /// the acknowledgements of its guest. `now_unix` is the time in Unix seconds, here and below.
-    pub fn note_record(&self, record: &Record, now_unix: u64) {
+    pub fn note_record(&self, instance: &str, events: &[ScheduledEvent], now_unix: u64) {
         let mut list = self.locked();
-        if list.is_some() || !record.events.is_empty() {
+        if list.is_some() || !events.is_empty() {
             let list = list.get_or_insert_default();
-            list.set_instance(record.instance_id(), now_unix);
-            list.set_record(&record.events, now_unix);
+            list.set_instance(instance, now_unix);
+            list.set_record(events, now_unix);
         }
     }
 
@@ -432,7 +431,8 @@ mod tests {
         Acknowledgement, EVENTS_PER_VM, EventDocument, EventKind, EventRefused, EventState, ScheduledEvent,
         VmEvents,
     };
-    use crate::record::Record;
+
+    const INSTANCE: &str = "i-1";
 
     fn event(id: &str, state: EventState) -> ScheduledEvent {
         let text = format!(r#"{{"id": "{id}", "kind": "freeze", "state": "{}"}}"#, state.name());
@@ -441,16 +441,6 @@ mod tests {
 
     fn scheduled(id: &str) -> ScheduledEvent {
         event(id, EventState::Scheduled)
-    }
-
-    fn record(events: &[ScheduledEvent]) -> Record {
-        let text = include_str!("../../../tests/vectors/record.yaml");
-        let (record, _) = Record::parse("full.yaml", text).expect("a good record");
-        Record { events: events.to_vec(), ..record }
-    }
-
-    fn instance() -> String {
-        record(&[]).instance_id().to_owned()
     }
 
     fn states(document: &EventDocument) -> Vec<(&str, EventState)> {
@@ -470,7 +460,7 @@ mod tests {
     #[test]
     fn a_vm_without_events_has_an_empty_document_and_no_memory_for_them() {
         let events = VmEvents::default();
-        events.note_record(&record(&[]), 0);
+        events.note_record(INSTANCE, &[], 0);
         assert_eq!((events.document(), events.stored()), (EventDocument::default(), None));
         assert_eq!(events.acknowledge("a", 1), Acknowledgement::Unknown);
         assert_eq!(events.cancel("a", 0), Err(EventRefused::Unknown("a".into())));
@@ -480,12 +470,12 @@ mod tests {
     fn each_change_has_a_number_and_a_repetition_has_none() {
         let events = VmEvents::default();
         let first = events.incarnation();
-        assert_eq!(events.add(&instance(), scheduled("a"), 0), Ok(true));
-        assert_eq!(events.add(&instance(), scheduled("a"), 0), Ok(false));
-        assert_eq!(events.add(&instance(), event("a", EventState::Started), 0), Ok(true));
+        assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));
+        assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(false));
+        assert_eq!(events.add(INSTANCE, event("a", EventState::Started), 0), Ok(true));
         assert_eq!((events.cancel("a", 0), events.cancel("a", 0)), (Ok(true), Ok(false)));
-        events.note_record(&record(&[scheduled("b")]), 0);
-        events.note_record(&record(&[scheduled("b")]), 0);
+        events.note_record(INSTANCE, &[scheduled("b")], 0);
+        events.note_record(INSTANCE, &[scheduled("b")], 0);
         let now = events.document();
         assert_eq!(now.incarnation, first + 4);
         assert_eq!(states(&now), [("b", EventState::Scheduled), ("a", EventState::Cancelled)]);
@@ -495,27 +485,27 @@ mod tests {
     #[test]
     fn the_records_events_are_the_sources_and_hide_added_ones_of_their_id() {
         let events = VmEvents::default();
-        assert_eq!(events.add(&instance(), scheduled("a"), 0), Ok(true));
-        events.note_record(&record(&[event("a", EventState::Started)]), 0);
+        assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));
+        events.note_record(INSTANCE, &[event("a", EventState::Started)], 0);
         assert_eq!(states(&events.document()), [("a", EventState::Started)]);
         let refused = EventRefused::OfRecord("a".into());
-        let added = events.add(&instance(), scheduled("a"), 0);
+        let added = events.add(INSTANCE, scheduled("a"), 0);
         assert_eq!((added, events.cancel("a", 0)), (Err(refused.clone()), Err(refused)));
     }
 
     #[test]
     fn an_acknowledgement_is_noted_once_stays_with_its_event_and_changes_no_number() {
         let events = VmEvents::default();
-        events.note_record(&record(&[scheduled("r")]), 0);
-        assert_eq!(events.add(&instance(), scheduled("a"), 0), Ok(true));
+        events.note_record(INSTANCE, &[scheduled("r")], 0);
+        assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));
         let before = events.incarnation();
         for id in ["r", "a"] {
             assert_eq!(events.acknowledge(id, 60), Acknowledgement::Noted);
             assert_eq!(events.acknowledge(id, 90), Acknowledgement::Repeated);
         }
         assert_eq!(events.incarnation(), before);
-        events.note_record(&record(&[event("r", EventState::Started)]), 0);
-        assert_eq!(events.add(&instance(), event("a", EventState::Completed), 0), Ok(true));
+        events.note_record(INSTANCE, &[event("r", EventState::Started)], 0);
+        assert_eq!(events.add(INSTANCE, event("a", EventState::Completed), 0), Ok(true));
         for known in &events.document().events {
             let acknowledged = known.acknowledged.as_ref().map(super::Timestamp::as_str);
             assert_eq!(acknowledged, Some("1970-01-01T00:01:00Z"), "{}", known.event.id);
@@ -528,13 +518,13 @@ mod tests {
         let events = VmEvents::default();
         let is_acknowledged = |id: &str| events.document().find(id).expect(id).acknowledged.is_some();
         for state in [EventState::Completed, EventState::Cancelled] {
-            events.note_record(&record(&[scheduled("r")]), 0);
-            assert_eq!(events.add(&instance(), scheduled("a"), 0), Ok(true));
+            events.note_record(INSTANCE, &[scheduled("r")], 0);
+            assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));
             assert!(!is_acknowledged("r") && !is_acknowledged("a"), "{state:?}");
             assert_eq!(events.acknowledge("r", 60), Acknowledgement::Noted);
             assert_eq!(events.acknowledge("a", 60), Acknowledgement::Noted);
-            events.note_record(&record(&[event("r", state)]), 0);
-            assert_eq!(events.add(&instance(), event("a", state), 0), Ok(true));
+            events.note_record(INSTANCE, &[event("r", state)], 0);
+            assert_eq!(events.add(INSTANCE, event("a", state), 0), Ok(true));
             assert!(is_acknowledged("r") && is_acknowledged("a"), "{state:?}: its end changes nothing");
         }
     }
@@ -542,22 +532,22 @@ mod tests {
     #[test]
     fn a_change_has_a_later_number_than_any_before_it_on_any_node() {
         let (source, target) = (VmEvents::default(), VmEvents::default());
-        source.note_record(&record(&[scheduled("r")]), 1_000);
-        source.note_record(&record(&[event("r", EventState::Started)]), 1_000);
+        source.note_record(INSTANCE, &[scheduled("r")], 1_000);
+        source.note_record(INSTANCE, &[event("r", EventState::Started)], 1_000);
         assert_eq!(source.incarnation(), 1_001);
-        target.note_record(&record(&[event("r", EventState::Completed)]), 1_050);
+        target.note_record(INSTANCE, &[event("r", EventState::Completed)], 1_050);
         assert_eq!(target.incarnation(), 1_050);
     }
 
     #[test]
     fn what_the_previous_agent_stored_is_joined_with_what_this_one_has_noted() {
         let (previous, next) = (VmEvents::default(), VmEvents::default());
-        previous.note_record(&record(&[scheduled("r")]), 0);
-        assert_eq!(previous.add(&instance(), scheduled("a"), 0), Ok(true));
+        previous.note_record(INSTANCE, &[scheduled("r")], 0);
+        assert_eq!(previous.add(INSTANCE, scheduled("a"), 0), Ok(true));
         assert_eq!(previous.acknowledge("r", 60), Acknowledgement::Noted);
         let stored = previous.stored().expect("it has events");
-        next.note_record(&record(&[event("r", EventState::Started)]), 0);
-        next.note_record(&record(&[event("r", EventState::Completed)]), 0);
+        next.note_record(INSTANCE, &[event("r", EventState::Started)], 0);
+        next.note_record(INSTANCE, &[event("r", EventState::Completed)], 0);
         assert_eq!(next.incarnation(), stored.incarnation, "by chance");
         next.restore(stored.clone(), 0);
         let document = next.document();
@@ -570,11 +560,11 @@ mod tests {
     fn pending_events_are_limited_and_those_that_are_over_make_room() {
         let events = VmEvents::default();
         for n in 0..EVENTS_PER_VM {
-            assert_eq!(events.add(&instance(), scheduled(&format!("e{n}")), 0), Ok(true));
+            assert_eq!(events.add(INSTANCE, scheduled(&format!("e{n}")), 0), Ok(true));
         }
-        assert_eq!(events.add(&instance(), scheduled("more"), 0), Err(EventRefused::Full));
+        assert_eq!(events.add(INSTANCE, scheduled("more"), 0), Err(EventRefused::Full));
         assert_eq!(events.cancel("e3", 0), Ok(true));
-        assert_eq!(events.add(&instance(), scheduled("more"), 0), Ok(true));
+        assert_eq!(events.add(INSTANCE, scheduled("more"), 0), Ok(true));
         let document = events.document();
         assert_eq!(document.events.len(), EVENTS_PER_VM);
         assert!(document.find("e3").is_none() && document.find("more").is_some());
@@ -583,18 +573,16 @@ mod tests {
     #[test]
     fn what_is_stored_comes_back_and_another_instance_starts_without_it() {
         let events = VmEvents::default();
-        events.note_record(&record(&[scheduled("r")]), 0);
-        assert_eq!(events.add(&instance(), scheduled("a"), 0), Ok(true));
+        events.note_record(INSTANCE, &[scheduled("r")], 0);
+        assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));
         assert_eq!(events.acknowledge("r", 60), Acknowledgement::Noted);
         let text = serde_json::to_string(&events.stored()).expect("stored events");
         let next = VmEvents::default();
         next.restore(serde_json::from_str(&text).expect("stored events"), 0);
         assert_eq!(next.document(), events.document());
-        next.note_record(&record(&[scheduled("r")]), 0);
+        next.note_record(INSTANCE, &[scheduled("r")], 0);
         assert_eq!(next.document(), events.document(), "the record is the same");
-        let mut rebuilt = record(&[scheduled("r")]);
-        rebuilt.vm.instance_id = Some(serde_json::from_str("\"another\"").expect("a line"));
-        next.note_record(&rebuilt, 0);
+        next.note_record("i-2", &[scheduled("r")], 0);
         let document = next.document();
         assert_eq!(states(&document), [("r", EventState::Scheduled)]);
         assert!(document.events[0].acknowledged.is_none() && document.incarnation > events.incarnation());
