@@ -138,7 +138,7 @@ impl Mailbox {
         &self.account
     }
 
-    /// Returns the events of the VM. The control side alone changes them, but for acknowledgements.
+    /// Returns the events of the VM. Only the control side changes them; workers add acknowledgements.
     #[must_use]
     pub fn events(&self) -> &VmEvents {
         &self.events

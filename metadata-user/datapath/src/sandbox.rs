@@ -235,7 +235,7 @@ const THREAD: &[c_long] = &[
     libc::SYS_getpid,
     libc::SYS_gettid,
     libc::SYS_tgkill,
-    // By this call `abort` of musl sends SIGABRT to its own thread.
+    // musl's `abort` uses this call to send SIGABRT to its own thread.
     libc::SYS_tkill,
     libc::SYS_exit,
     libc::SYS_exit_group,

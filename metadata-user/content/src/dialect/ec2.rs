@@ -100,13 +100,13 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     tree.finish();
 }
 
-/// Adds what the host will do. The lists of maintenance exist always, because aws-node-termination-handler takes their
-/// absence for a fault, and are in no listing, because cloud-init would crawl them at each boot. The other paths exist
-/// while there is such an event: their clients take 404 for "nothing".
+/// Adds the paths of events. The two maintenance lists always exist, because aws-node-termination-handler treats a 404
+/// there as an error. No listing names them, so cloud-init does not crawl them at each boot. The other paths exist only
+/// while there is such an event: to their clients, 404 means that nothing is planned.
 /// <https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-metadata.html>
 fn events(tree: &mut Tree<'_, '_>) {
     let document = tree.routes().events().clone();
-    // AWS does not announce live migrations, and clients leave a node at any maintenance.
+    // AWS does not announce live migrations, and aws-node-termination-handler drains its node for any entry here.
     let is_maintenance =
         |known: &&AnnouncedEvent| !matches!(known.event.kind, EventKind::Freeze | EventKind::Preempt);
     let (pending, over): (Vec<_>, Vec<_>) =

@@ -92,7 +92,8 @@ fn flavoured(status: StatusCode, kind: &str, fields: &[(&str, &str)], body: impl
     Response::new(status, Some(kind), &fields, body)
 }
 
-/// What the real server answers while no maintenance is planned. Google's agents tell it from a fault by its text.
+/// The answer of the real server while no maintenance is planned. Google's agents recognise it by its text, and treat
+/// any other 503 as an error.
 static NO_MAINTENANCE: LazyLock<Response> = LazyLock::new(|| {
     let text = r#"{ "error": "no notifications have been received yet, try again later" }"#;
     flavoured(StatusCode(503), JSON, &[], text)

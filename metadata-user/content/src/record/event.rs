@@ -152,8 +152,8 @@ fn timestamp(unix: u64) -> Option<Timestamp> {
 /// All events of a VM at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventDocument {
-    /// Grows with each change of the events; an acknowledgement is none. It is at least the time of the change in Unix
-    /// seconds, so that it grows as well when the VM moves to another node or its agent starts without state.
+    /// Grows with each change of the events. An acknowledgement is not a change. It is at least the time of the change
+    /// in Unix seconds, so it also grows when the VM moves to another node or its agent starts without state.
     pub incarnation: u32,
     /// The events of the record, then those that operators added.
     pub events: Vec<AnnouncedEvent>,
@@ -312,7 +312,8 @@ impl EventList {
         Ok(changes)
     }
 
-    /// Takes over what another agent stored: added events, and acknowledgements. Later than any change of either agent.
+    /// Takes over the added events and the acknowledgements that another agent stored. The incarnation then exceeds
+    /// that of either agent.
     fn merge(&mut self, stored: Self, now_unix: u64) {
         self.incarnation = self.incarnation.max(stored.incarnation);
         if self.instance.is_none() || self.instance == stored.instance {

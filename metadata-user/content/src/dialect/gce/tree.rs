@@ -52,7 +52,7 @@ fn instance(record: &Record, events: &EventDocument) -> Value {
     let labels: Vec<&str> = record.labels.iter().map(|label| label.as_str()).collect();
     let nics = record.network.nics.iter().filter(|nic| nic.is_physical());
     let is_preempted = events.pending().any(|known| known.event.kind == EventKind::Preempt);
-    // An end matters more than a migration before it.
+    // Only one event can be shown: a reboot or a stop matters more than a migration.
     let maintenance = events
         .pending()
         .filter(|known| known.event.kind != EventKind::Preempt)

@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 
 use crate::kubevirt::vmi::{MigrationState, Vmi};
 
-/// The events of a VMI. None repeats the name of a node, which its tenant need not know.
+/// The events of a VMI. No event names a node, because tenants need not know the nodes.
 pub(super) fn of(vmi: &Vmi) -> Vec<ScheduledEvent> {
     let events = [evacuation(vmi), vmi.status.migration_state.as_ref().and_then(migration), deletion(vmi)];
-    // The API server writes these fields. One of another form must not cost the VM its record.
+    // The API server writes these fields. An unexpected value must not make the whole record invalid.
     events.into_iter().flatten().filter_map(|event| serde_json::from_value(event).ok()).collect()
 }
 
