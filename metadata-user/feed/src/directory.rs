@@ -5,8 +5,9 @@
 //! record's `source` names a file beside it or in a subdirectory. The feed reads the record again when that file
 //! changes, even if all files of a directory change at once, as in a token volume of Kubernetes.
 //!
-//! An invalid file leaves the last good record in force. If the directory vanishes, all records stay until it is back.
-//! If a credential is unreadable, the feed publishes the record without it, with a warning.
+//! An invalid file leaves the last good record in force, and so does a symbolic link that leads nowhere. If the
+//! directory vanishes, all records stay until it is back. If a credential is unreadable, the feed publishes the record
+//! without it, with a warning.
 //!
 //! The feed remembers only a digest of each record, so that it publishes no unchanged record twice.
 
@@ -40,6 +41,8 @@ pub const MAX_RECORDS: usize = 16_384;
 const LOADS_AT_ONCE: usize = 8;
 /// How long to gather changes after the first one, because editors replace a file in several steps.
 const SETTLE: Duration = Duration::from_millis(50);
+/// How often to look whether a symbolic link that led nowhere leads to a file. Nothing tells what happens elsewhere.
+const FOLLOW_LINKS: Duration = Duration::from_secs(2);
 /// How long to wait before the next attempt to read a directory.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -130,14 +133,18 @@ async fn watch_content(
 ) -> Result<(), FeedError> {
     let watch = DirectoryWatch::open(&dir)?;
     let freed = tx.freed();
-    let (known, crowded_out) = (BTreeMap::new(), BTreeMap::new());
-    let mut feed = Directory { dir, content, limits, tx, freed, watch, limit, known, crowded_out };
+    let (known, crowded_out, dangling) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+    let mut feed = Directory { dir, content, limits, tx, freed, watch, limit, known, crowded_out, dangling };
     let mut told = feed.scan().await?;
     while told.is_ok() {
         let changes = tokio::select! {
             () = feed.tx.closed() => break,
             () = feed.freed.wait() => {
                 told = feed.try_again().await;
+                continue;
+            }
+            () = tokio::time::sleep(FOLLOW_LINKS), if !feed.dangling.is_empty() => {
+                told = feed.follow_links().await;
                 continue;
             }
             changes = feed.watch.changed(SETTLE) => changes,
@@ -187,6 +194,8 @@ struct Directory {
     known: BTreeMap<String, KnownRecord>,
     /// Records refused for lack of memory, and the free bytes that each needs.
     crowded_out: BTreeMap<String, usize>,
+    /// Records that are symbolic links that lead nowhere.
+    dangling: BTreeSet<String>,
 }
 
 impl Directory {
@@ -238,6 +247,16 @@ impl Directory {
         Ok(())
     }
 
+    /// Reads the records again whose links lead to a file now.
+    async fn follow_links(&mut self) -> Result<(), ReceiverDropped> {
+        let (dir, names) = (self.dir.clone(), self.dangling.clone());
+        let is_there = move |name: &String| dir.join(name).exists();
+        for name in blocking(move || names.into_iter().filter(is_there).collect::<Vec<_>>()).await {
+            self.refresh(name).await?;
+        }
+        Ok(())
+    }
+
     /// Waits until the directory can be watched and read again, then compares everything.
     async fn return_of(&mut self, error: Option<FeedError>) -> Result<(), ReceiverDropped> {
         let dir = self.dir.display().to_string();
@@ -272,6 +291,7 @@ impl Directory {
     /// Publishes what was read of one record.
     async fn take_in(&mut self, name: String, loaded: Option<LoadedFile>) -> Result<(), ReceiverDropped> {
         let full = self.known.len() >= self.limit && !self.known.contains_key(&name);
+        self.dangling.remove(&name);
         let Some(loaded) = loaded else {
             return self.remove(name).await;
         };
@@ -283,6 +303,9 @@ impl Directory {
                 remedy: "remove the records of VMs that are not on this node",
             };
             return self.publish(FeedEvent::Rejected { key: name, error }).await;
+        }
+        if loaded.dangling {
+            self.dangling.insert(name.clone());
         }
         let known = self.known.entry(name.clone()).or_default();
         known.sources = loaded.sources;
@@ -353,6 +376,7 @@ impl Directory {
 
     async fn remove(&mut self, key: String) -> Result<(), ReceiverDropped> {
         self.crowded_out.remove(&key);
+        self.dangling.remove(&key);
         match self.known.remove(&key) {
             Some(known) => {
                 if !known.lacking.is_empty() {

@@ -109,11 +109,23 @@ fn payload(files: &Path, source: &str) -> Result<Vec<u8>, PartError> {
     }
 }
 
+/// Says that a path is a symbolic link that leads nowhere; `None` if it is not.
+pub(crate) fn dangling(path: &Path) -> Option<String> {
+    let target = std::fs::read_link(path).ok()?;
+    let is_missing = std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    is_missing.then(|| format!("a symbolic link to {}, which does not exist", target.display()))
+}
+
 /// Reads at most `limit + 1` bytes of a regular file; `None` if it does not exist.
+///
+/// # Errors
+/// The file cannot be read, or is a symbolic link that leads nowhere: its writer meant it to have content.
 pub(crate) fn read(path: &Path, limit: usize) -> io::Result<Option<Vec<u8>>> {
     // A FIFO must not block the reader: open without blocking, then check the file's type.
     let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return dangling(path).map_or(Ok(None), |found| Err(io::Error::other(found)));
+        }
         opened => opened?,
     };
     if !file.metadata()?.is_file() {

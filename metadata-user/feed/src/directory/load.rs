@@ -39,6 +39,8 @@ pub struct LoadedFile {
     pub(super) below: BTreeSet<PathBuf>,
     /// The digest of everything that was read; `None` if a part was unreadable.
     pub(super) digest: Option<RecordDigest>,
+    /// The file is a symbolic link that leads nowhere.
+    pub(super) dangling: bool,
     /// Why the program that writes these records refused a later version of this one.
     pub(super) refusal: Option<String>,
     /// False if there is only such a refusal.
@@ -118,6 +120,7 @@ impl DirectoryContent {
             sources: BTreeSet::new(),
             below: BTreeSet::new(),
             digest: Some(RecordDigest::default()),
+            dangling: false,
             refusal: None,
             exists,
             vm: None,
@@ -179,7 +182,8 @@ pub fn files(path: &Path) -> Result<(PathBuf, Vec<String>), FeedError> {
     Ok((dir.to_owned(), vec![name.to_owned()]))
 }
 
-/// Reads the record `name` in `dir` and its sources, within `limits`. Returns `None` if the file does not exist.
+/// Reads the record `name` in `dir` and its sources, within `limits`. Returns `None` if the file does not exist. A link
+/// that leads nowhere is a record that cannot be used.
 #[must_use]
 pub fn load(dir: &Path, name: &str, limits: &RecordLimits) -> Option<LoadedFile> {
     let path = dir.join(name);
@@ -191,11 +195,22 @@ pub fn load(dir: &Path, name: &str, limits: &RecordLimits) -> Option<LoadedFile>
         below: BTreeSet::new(),
         hash: Sha256::new(),
         whole: true,
+        dangling: false,
         vm: None,
     };
     let record = match loaded.read(&path, limits.record_bytes) {
         // If the directory has gone, its records' state is unknown.
-        Err(error) if error.kind() == io::ErrorKind::NotFound && dir.is_dir() => return None,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && dir.is_dir() => {
+            let found = record_part::dangling(&path)?;
+            (loaded.whole, loaded.dangling) = (false, true);
+            Err(FeedError::Content {
+                path: path.clone(),
+                expected: "a file".into(),
+                found,
+                remedy: "put the file where the link leads, or remove the link; until then the VM has its last good record, or \
+                         none",
+            })
+        }
         Err(error) => {
             loaded.whole = false;
             Err(io_error(&path, "a file that can be read", error))
@@ -203,8 +218,19 @@ pub fn load(dir: &Path, name: &str, limits: &RecordLimits) -> Option<LoadedFile>
         Ok(bytes) => loaded.parse(&path, bytes, limits),
     };
     let digest = loaded.whole.then(|| loaded.hash.clone().finalize().into());
-    let Loading { open_files, lacking, sources, below, vm, .. } = loaded;
-    Some(LoadedFile { record, open_files, lacking, sources, below, digest, refusal: None, exists: true, vm })
+    let Loading { open_files, lacking, sources, below, dangling, vm, .. } = loaded;
+    Some(LoadedFile {
+        record,
+        open_files,
+        lacking,
+        sources,
+        below,
+        digest,
+        dangling,
+        refusal: None,
+        exists: true,
+        vm,
+    })
 }
 
 struct Loading<'a> {
@@ -215,6 +241,7 @@ struct Loading<'a> {
     below: BTreeSet<PathBuf>,
     hash: Sha256,
     whole: bool,
+    dangling: bool,
     vm: Option<RejectedVm>,
 }
 

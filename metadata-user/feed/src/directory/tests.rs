@@ -202,6 +202,48 @@ async fn a_mounted_config_map_is_reread_when_kubernetes_swaps_its_data() {
     feed.expect(&["+a.yaml=v2", "."]).await;
 }
 
+#[tokio::test]
+async fn a_link_that_leads_nowhere_is_a_broken_record_until_it_leads_to_one() {
+    let (elsewhere, dir) = (dir(), dir());
+    let target = elsewhere.path().join("a.yaml");
+    symlink(&target, dir.path().join("a.yaml")).expect("a link is made");
+    let loaded = load(dir.path(), "a.yaml", &RecordLimits::DEFAULT).expect("a record that cannot be used");
+    let error = loaded.record.expect_err("it leads nowhere").to_string();
+    assert!(error.contains(&target.display().to_string()) && error.contains("remove the link"), "{error}");
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["!a.yaml", "."]).await;
+    // The feed watches no other directory.
+    fs::write(&target, named("linked")).expect("a record is written");
+    feed.expect(&["+a.yaml=linked"]).await;
+    fs::remove_file(dir.path().join("a.yaml")).expect("the link is removed");
+    feed.expect(&["-a.yaml"]).await;
+}
+
+#[tokio::test]
+async fn a_link_of_a_config_map_that_dangles_for_a_moment_leaves_the_last_good_record() {
+    let dir = dir();
+    fs::create_dir(dir.path().join("..1")).expect("a directory is made");
+    fs::create_dir(dir.path().join("..2")).expect("a directory is made");
+    fs::write(dir.path().join("..1/a.yaml"), named("v1")).expect("a record is written");
+    let swap = |version: &str| {
+        symlink(version, dir.path().join("..data_tmp")).expect("a link is made");
+        fs::rename(dir.path().join("..data_tmp"), dir.path().join("..data")).expect("the link is renamed");
+    };
+    swap("..1");
+    symlink("..data/a.yaml", dir.path().join("a.yaml")).expect("a link is made");
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["+a.yaml=v1", "."]).await;
+    swap("..2");
+    feed.expect(&["!a.yaml", "."]).await;
+    swap("..1");
+    feed.expect(&["+a.yaml=v1", "."]).await;
+    // kubelet removes the link of a key that is gone after it has swapped the data.
+    swap("..2");
+    feed.expect(&["!a.yaml", "."]).await;
+    fs::remove_file(dir.path().join("a.yaml")).expect("the link is removed");
+    feed.expect(&["-a.yaml"]).await;
+}
+
 /// A record with its user-data in a file.
 fn sourced(file: &str) -> String {
     let inline = "user_data: {text: \"#cloud-config\\nruncmd:\\n- [touch, /run/ud-ok]\\n\"}";

@@ -137,8 +137,10 @@ impl DirectoryWatch {
     }
 }
 
+/// A change of mode or owner counts too: records hold secrets, and the feed warns of those that others may read.
 fn mask() -> WatchMask {
     WatchMask::CLOSE_WRITE
+        | WatchMask::ATTRIB
         | WatchMask::MOVED_TO
         | WatchMask::MOVED_FROM
         | WatchMask::CREATE
@@ -173,10 +175,13 @@ fn is_link(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{DirectoryChanges, MAX_NAMES, note};
+    use super::{DirectoryChanges, DirectoryWatch, MAX_NAMES, note};
     use inotify::EventMask;
     use std::ffi::OsStr;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
+    use std::time::Duration;
 
     fn noted(events: &[(EventMask, &str)]) -> DirectoryChanges {
         let mut changes = DirectoryChanges::default();
@@ -204,6 +209,18 @@ mod tests {
     #[test]
     fn a_file_that_is_only_being_created_is_not_read_yet() {
         assert!(noted(&[(EventMask::CREATE, "a.yaml")]).names.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_file_whose_mode_alone_changes_is_read_again() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("a.yaml");
+        fs::write(&file, "").expect("a file");
+        let mut watch = DirectoryWatch::open(dir.path()).expect("a watch");
+        fs::set_permissions(&file, Permissions::from_mode(0o666)).expect("a mode");
+        let changed = watch.changed(Duration::ZERO);
+        let changes = tokio::time::timeout(Duration::from_secs(20), changed).await.expect("an event");
+        assert_eq!(changes.expect("changes").names, ["a.yaml".to_owned()].into());
     }
 
     #[test]
