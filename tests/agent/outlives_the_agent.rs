@@ -7,6 +7,7 @@ use aya::programs::links::PinnedLink;
 use aya::programs::{loaded_links, loaded_programs};
 use metadata_common::maps::name;
 use metadata_control::status::AgentStatus;
+use metadata_steer::CHECK_EVERY;
 use std::collections::HashSet;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -457,13 +458,18 @@ fn troubles(node: &Node) -> Result<Vec<String>> {
 /// Makes the agent compare at once, and waits until a line of `status` has these words, or until it is healthy.
 fn compares(node: &Node, agent: &mut Agent<'_>, words: Option<&str>) {
     agent.reload().expect("SIGHUP");
+    says(node, agent, words, PATIENCE);
+}
+
+/// Waits until a line of `status` has these words, or until it is healthy.
+fn says(node: &Node, agent: &Agent<'_>, words: Option<&str>, patience: Duration) {
     let seen = || {
         let lines = troubles(node)?;
         let is_so = words.map_or(lines.is_empty(), |words| lines.iter().any(|line| line.contains(words)));
         ensure!(is_so, "expected {words:?}, found {lines:?}");
         Ok(())
     };
-    eventually(PATIENCE, seen).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
+    eventually(patience, seen).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
 }
 
 #[test]
@@ -529,6 +535,58 @@ fn a_second_bpffs_over_the_pins_is_reported_until_it_is_gone() {
     node.bpffs.uncover().expect("unmounted");
     compares(&node, &mut agent, None);
     assert!(!node.bpffs.links().is_empty());
+}
+
+#[test]
+fn a_second_bpffs_that_only_the_next_agent_would_see_is_reported() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(&[Identity::of(0)]);
+    let by_init = std::fs::read_to_string("/proc/1/mountinfo").expect("the mounts of process 1");
+    if !by_init.contains(&node.bpffs.path().display().to_string()) {
+        eprintln!("skipped: process 1 has other mounts than this test");
+        return;
+    }
+    // As under a unit whose mounts are its own.
+    let mut words: Vec<_> = ["--mount", "--propagation", "private"].map(Into::into).into();
+    words.push(agent::binary().expect("the agent is built").into());
+    words.extend(agent::arguments_with_pins(node.records.path(), &node.ports, &node.bpffs.pins()));
+    let agent = Agent::start_binary(Path::new("unshare"), node.host.ns(), words).expect("an agent");
+    says_soon(&node, &agent, None);
+    node.bpffs.cover().expect("a second bpffs");
+    says_soon(&node, &agent, Some("process 1"));
+    node.bpffs.uncover().expect("unmounted");
+    says_soon(&node, &agent, None);
+}
+
+#[test]
+fn a_change_of_the_pins_is_said_before_the_next_comparison_is_due() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(&[Identity::of(0)]);
+    let mut agent = node.agent();
+    let links = node.bpffs.links();
+    let released = node.release(&["--force"]);
+    assert!(released.status.success(), "{released:?}");
+    says_soon(&node, &agent, Some("release --force"));
+    compares(&node, &mut agent, None);
+    for round in ["the directories of the first", "those that were made again"] {
+        std::fs::remove_dir_all(node.bpffs.pins()).expect("removed");
+        says_soon(&node, &agent, Some("removed or replaced by somebody else"));
+        assert_eq!(node.bpffs.links(), links, "{round}");
+        compares(&node, &mut agent, None);
+    }
+    node.bpffs.cover().expect("a second bpffs");
+    says_soon(&node, &agent, Some("mounted over it"));
+    node.bpffs.uncover().expect("unmounted");
+    says_soon(&node, &agent, None);
+}
+
+/// Like [`compares`], without a request to compare, and before the next round is due.
+fn says_soon(node: &Node, agent: &Agent<'_>, words: Option<&str>) {
+    says(node, agent, words, CHECK_EVERY / 3);
 }
 
 // The state directory of another release.

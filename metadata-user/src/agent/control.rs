@@ -6,6 +6,7 @@ use metadata_datapath::stack::SlotStats;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
 use metadata_links::devices::Changed;
+use metadata_steer::PinWatch;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -75,6 +76,7 @@ pub(super) struct ControlLoop {
     /// `None` while the ports are still to be taken over.
     listeners: Option<Listeners>,
     links: LinkWatches,
+    pins: PinWatch,
     timers: Timers,
     succession: Succession,
     /// `None` on a node that issues no identity tokens.
@@ -138,6 +140,7 @@ impl ControlLoop {
         let mut control = Self {
             listeners: None,
             links: LinkWatches::new(),
+            pins: PinWatch::open(node.ports.steering().attachments().pins()),
             timers: Timers::new(config.audit.to.is_some()),
             succession: Succession::default(),
             identity,
@@ -193,6 +196,7 @@ impl ControlLoop {
             (source, event) = self.feeds.recv() => Ok(self.on_feed(source, event)),
             Some((netns, changed)) = self.links.recv() => Ok(self.on_links(netns.as_deref(), &changed)),
             incoming = event_sources::next(&mut self.listeners) => self.on_incoming(incoming).await,
+            () = self.pins.changed() => Ok(self.on_pins_changed()),
             event = self.succession.recv() => Ok(self.on_previous_agent(event).await),
             timer = self.timers.next() => self.on_timer(timer),
             event = event_sources::next_token(&mut self.identity) => Ok(self.on_token(&event)),
@@ -229,6 +233,14 @@ impl ControlLoop {
     fn on_links(&mut self, netns: Option<&str>, changed: &Changed) -> Turn {
         self.node.on_links_changed(netns, changed);
         Turn::Changed
+    }
+
+    /// Looks at once at what is reported within 30 seconds otherwise.
+    fn on_pins_changed(&mut self) -> Turn {
+        if self.taking.is_none() {
+            self.node.ports.check_pins(Instant::now());
+        }
+        Turn::Unchanged
     }
 
     async fn on_incoming(&mut self, incoming: Incoming) -> anyhow::Result<Turn> {

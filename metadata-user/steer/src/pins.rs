@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 
 use super::error::{Chain, errno};
 use super::link::LinkFd;
+use super::mounts::{PinCover, PinMounts};
 use metadata_links::netns::Cookie;
 
 /// Version of the layout: the names of pins, and the contract between maps and programs.
@@ -301,11 +302,15 @@ pub(super) enum PinLocation {
     Hidden,
 }
 
+/// The place of the directory, and what covers it.
+pub(super) type PinsView = (Option<PinLocation>, Option<PinCover>);
+
 /// The directory of this version's pins, locked.
 pub(super) struct PinDirectory {
     /// The configured directory.
     pins: PathBuf,
     directory: Arc<Directory>,
+    mounts: PinMounts,
     /// When this agent noticed that `xdp-imds release --force` removed the directory.
     released: Option<Instant>,
 }
@@ -338,8 +343,10 @@ impl PinDirectory {
         };
         let file = lock.ok_or_else(|| in_use(pins))?;
         forget_release(pins)?;
-        let directory = Arc::new(Directory { file, shown: pins.join(PINS_VERSION) });
-        Ok(Self { directory, pins: pins.into(), released: None })
+        let directory = Directory { file, shown: pins.join(PINS_VERSION) };
+        let held = directory.file.metadata().map_err(|source| PinsError::io("examine", pins, source))?;
+        let mounts = PinMounts::of(&directory.shown, held.dev());
+        Ok(Self { directory: Arc::new(directory), pins: pins.into(), mounts, released: None })
     }
 
     /// True while nothing is to be pinned: a forced release came before an end of this agent that may still come.
@@ -394,6 +401,23 @@ impl PinDirectory {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(PinLocation::Hidden),
             Err(error) => Err(failed(error)),
         }
+    }
+
+    /// Where the directory is, and what covers it. What cannot be examined has no place.
+    pub(super) fn look(&self) -> PinsView {
+        (self.place().ok(), self.cover().unwrap_or_default())
+    }
+
+    /// Why the path leads elsewhere, for this agent or the next one; `None` if it does not.
+    ///
+    /// # Errors
+    /// If the kernel refuses to examine it.
+    pub(super) fn cover(&self) -> Result<Option<PinCover>, PinsError> {
+        let shown = &self.directory.shown;
+        Ok(match self.place()? {
+            PinLocation::Hidden => Some(self.mounts.cover(shown)),
+            PinLocation::There | PinLocation::Removed => self.mounts.cover_for_next(shown),
+        })
     }
 
     /// Makes the directories again that somebody removed. Pins that were in them have to be made again.
@@ -619,9 +643,13 @@ fn lock(pins: &Path, version: &str, how: FlockOperation) -> Result<Option<File>,
     Ok(None)
 }
 
+/// Whether a path is on a bpffs.
+pub(super) fn is_bpffs(path: &Path) -> Result<bool, rustix::io::Errno> {
+    statfs(path).map(|StatFs { f_type, .. }| f_type as u32 == BPF_FS)
+}
+
 /// Fails unless the directory, or its parent if it does not exist, is on a bpffs.
 fn check_bpffs(pins: &Path) -> Result<(), PinsError> {
-    let is_bpffs = |path: &Path| statfs(path).map(|StatFs { f_type, .. }| f_type as u32 == BPF_FS);
     let there = match is_bpffs(pins) {
         Err(rustix::io::Errno::NOENT) => pins.parent().map_or(Ok(false), is_bpffs),
         known => known,

@@ -469,6 +469,14 @@ impl Steering {
         }
     }
 
+    /// Like [`Steering::check`], but begins a round if the directory of the pins was removed or is hidden, and was not in
+    /// the last round. Call it after [`PinWatch::changed`](crate::PinWatch::changed).
+    pub fn check_pins(&mut self, now: Instant) {
+        if !self.takeover.is_running() {
+            self.attachments.check_pins(now, &mut self.hubs);
+        }
+    }
+
     /// Records the MTU of a port's device if it changed. Segments on the port's connections fit it from now on. Other
     /// devices are ignored.
     ///

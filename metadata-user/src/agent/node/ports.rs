@@ -66,7 +66,7 @@ impl NodePorts {
     }
 
     #[must_use]
-    pub(super) fn steering(&self) -> &Steering {
+    pub(crate) fn steering(&self) -> &Steering {
         &self.steering
     }
 
@@ -193,6 +193,11 @@ impl NodePorts {
     /// else has taken away. Nothing happens between two rounds, and during a takeover.
     pub(super) fn check_attachments(&mut self, now: Instant) {
         self.steering.check(now);
+    }
+
+    /// Compares at once if the pins were removed or are hidden.
+    pub(crate) fn check_pins(&mut self, now: Instant) {
+        self.steering.check_pins(now);
     }
 
     /// Pins everything, for the next agent.

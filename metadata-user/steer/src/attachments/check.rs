@@ -7,13 +7,14 @@
 //! them.
 
 use metadata_common::port::PortName;
+use metadata_common::printable::counted;
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
 use super::super::attach::{AttachmentFault, HeldLink, LinkFault};
 use super::super::hubs::Hubs;
-use super::super::pins::{Pin, PinDirectory, PinLocation, PinnedProgram, RELEASE_GRACE};
+use super::super::pins::{Pin, PinDirectory, PinLocation, PinnedProgram, PinsView, RELEASE_GRACE};
 use super::super::{SteerError, object};
 use super::mode::Programs;
 use super::{AttachedPort, Attachments};
@@ -42,6 +43,8 @@ pub struct AttachmentCheck {
 /// The state of the checks.
 #[derive(Default)]
 pub(super) struct Checks {
+    /// Where the last round left the pins.
+    pins: Option<PinsView>,
     /// When the present or last round began.
     begun: Option<Instant>,
     /// The port that was checked last; `None` between two rounds.
@@ -97,6 +100,7 @@ impl Checks {
                     "`xdp-imds release --force` removed the pins; they are not made again for {} minutes, or until SIGHUP",
                     RELEASE_GRACE.as_secs() / 60
                 ),
+                AttachmentFault::Hidden => tracing::warn!(fault = fault.name(), "{place}"),
                 _ => tracing::warn!(
                     fault = fault.name(),
                     place,
@@ -121,9 +125,9 @@ impl Checks {
             self.present.iter().chain(former).map(|(fault, seen)| seen.line(*fault)).collect();
         if !self.remains.is_empty() {
             lines.push(format!(
-                "{} programs or pins of ports that are gone could not be removed (see the log): make the bpffs of \
-                 the pins writable; each check tries again",
-                self.remains.len()
+                "{} of ports that are gone could not be detached and unpinned (see the log): make the bpffs of the pins \
+                 writable; each check tries again",
+                counted(self.remains.len() as u64, "program")
             ));
         }
         lines
@@ -133,17 +137,18 @@ impl Checks {
 impl FaultTally {
     fn line(&self, fault: AttachmentFault) -> String {
         let Self { count, example, unrepaired, error } = self;
+        let was = if *count == 1 { "was" } else { "were" };
         let what = match fault {
-            AttachmentFault::Detached => "eBPF programs were detached by somebody else",
-            AttachmentFault::Replaced => "eBPF programs were replaced by somebody else",
-            AttachmentFault::Unpinned => "pins were removed or replaced by somebody else",
-            AttachmentFault::Hidden => {
-                return format!(
-                    "{example} leads to another directory than the agent's: a file system was mounted over it, or \
-                     its own was unmounted. Guests are served, but the next agent does not find the pins: `umount` \
-                     what lies over it, or mount the bpffs there and restart the agent"
-                );
+            AttachmentFault::Detached => {
+                format!("{} {was} detached by somebody else", counted(*count, "eBPF program"))
             }
+            AttachmentFault::Replaced => {
+                format!("{} {was} replaced by somebody else", counted(*count, "eBPF program"))
+            }
+            AttachmentFault::Unpinned => {
+                format!("{} {was} removed or replaced by somebody else", counted(*count, "pin"))
+            }
+            AttachmentFault::Hidden => return example.clone(),
             AttachmentFault::Released => {
                 return format!(
                     "`xdp-imds release --force` removed the pins in {example}: taps are open once this agent ends, and \
@@ -152,17 +157,24 @@ impl FaultTally {
                     RELEASE_GRACE.as_secs() / 60
                 );
             }
-            AttachmentFault::Down => "devices of the hub were set down, or got another MTU, by somebody else",
-            AttachmentFault::Unknown => "links, pins or devices cannot be examined",
+            AttachmentFault::Down => format!(
+                "{} of the hub {was} set down, or got another MTU, by somebody else",
+                counted(*count, "device")
+            ),
+            AttachmentFault::Unknown if *count == 1 => "1 link, pin or device cannot be examined".to_owned(),
+            AttachmentFault::Unknown => format!("{count} links, pins or devices cannot be examined"),
         };
-        let first = format!("{count} {what}, the first at {example}");
+        let first = match count {
+            1 => format!("{what}: {example}"),
+            _ => format!("{what}, the first at {example}"),
+        };
         match (unrepaired, fault) {
-            (0, AttachmentFault::Unpinned) => format!("{first}; they are pinned again"),
+            (0, AttachmentFault::Unpinned) => format!("{first}; pinned again"),
             (0, AttachmentFault::Down) => format!(
-                "{first}; they are up again. Guests got no answer meanwhile: tell the node's network manager to leave the \
+                "{first}; up again. Guests got no answer meanwhile: tell the node's network manager to leave the \
                  hub's devices alone"
             ),
-            (0, _) => format!("{first}; they are attached again"),
+            (0, _) => format!("{first}; attached again"),
             (some, AttachmentFault::Unknown) => format!("{first}: {error} ({some} in all)"),
             (some, _) => format!("{first}; {some} of them could not be restored: {error}"),
         }
@@ -256,9 +268,22 @@ impl Attachments {
         self.checks.remains = remains.collect();
     }
 
+    /// Begins a round if the directory of the pins has gone, has come back or leads elsewhere since the last round. For a
+    /// caller that was told of a change there.
+    pub(crate) fn check_pins(&mut self, now: Instant, hubs: &mut Hubs) {
+        if self.pins.as_ref().map(PinDirectory::look) != self.checks.pins {
+            self.check_soon();
+            self.check(now, hubs);
+        }
+    }
+
     fn check_directory(&mut self, now: Instant) {
         let Some(pins) = &self.pins else { return };
         let shown = pins.directory().display().to_string();
+        if let Ok(Some(cover)) = pins.cover() {
+            let told = cover.explain(pins.directory());
+            self.checks.note(AttachmentFault::Hidden, &told, Ok(()));
+        }
         match pins.place() {
             Ok(PinLocation::There) => match self.mend_pins(now) {
                 Ok(_) => {}
@@ -270,9 +295,10 @@ impl Attachments {
                 let fault = if is_released { AttachmentFault::Released } else { AttachmentFault::Unpinned };
                 self.checks.note(fault, &shown, mended);
             }
-            Ok(PinLocation::Hidden) => self.checks.note(AttachmentFault::Hidden, &shown, Ok(())),
+            Ok(PinLocation::Hidden) => {}
             Err(error) => self.checks.note(AttachmentFault::Unknown, &shown, Err(error.into())),
         }
+        self.checks.pins = self.pins.as_ref().map(PinDirectory::look);
     }
 
     /// Makes the directories of the pins again that somebody removed, with the pins of maps and hubs. Those of ports
@@ -380,7 +406,7 @@ mod tests {
         checks.note(AttachmentFault::Detached, "tap0", Ok(()));
         checks.note(AttachmentFault::Detached, "tap1", refused());
         checks.note(AttachmentFault::Unpinned, "/pins/v1/links/port-1-2-3", Ok(()));
-        checks.note(AttachmentFault::Hidden, "/pins", Ok(()));
+        checks.note(AttachmentFault::Hidden, "/pins leads elsewhere: `umount /pins`", Ok(()));
         checks.note(AttachmentFault::Down, "imds-in", Ok(()));
         let lines = checks.lines();
         let expected = [
@@ -389,9 +415,9 @@ mod tests {
                 "the first at tap0",
                 "1 of them could not be restored: cannot attach",
             ],
-            ["1 pins were removed", "/pins/v1/links/port-1-2-3", "pinned again"],
-            ["/pins leads to another directory", "mounted over it", "`umount`"],
-            ["1 devices of the hub were set down", "the first at imds-in", "up again. Guests got no answer"],
+            ["1 pin was removed", ": /pins/v1/links/port-1-2-3", "; pinned again"],
+            ["/pins leads elsewhere", ": `umount", "/pins`"],
+            ["1 device of the hub was set down", ": imds-in", "; up again. Guests got no answer"],
         ];
         assert_eq!(lines.len(), expected.len(), "{lines:?}");
         for (line, parts) in lines.iter().zip(expected) {
