@@ -118,8 +118,8 @@ pub struct Config {
     /// The format of log lines, which `--log-format` overrides.
     pub log_format: LogFormat,
     /// File with a token key that several nodes share, so that tokens stay valid after a migration. The operator
-    /// creates the key by `xdp-imds token-key`, distributes it and replaces it. Default: none. An agent that
-    /// starts without the file uses the key in `state` until it is restarted.
+    /// creates the key by `xdp-imds token-key`, distributes it and replaces it. Default: none. While
+    /// the file does not exist, the agent uses the key in `state`.
     pub token_key: Option<PathBuf>,
     /// Age at which the token key is replaced, in days. Tokens signed with the previous key stay valid until they
     /// expire.

@@ -8,6 +8,7 @@ use metadata_content::store::{Interner, Responses};
 use metadata_feed::registry::RecordId;
 use metadata_user::agent::NodeState;
 use metadata_user::config::Config;
+use std::collections::HashSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -37,11 +38,20 @@ fn make(path: &Path, words: &[&str]) {
 
 /// The responses of a VM under an agent with this key in its configuration.
 fn node(key: &Path) -> Result<Responses, String> {
+    Ok(responses(&state(key)?))
+}
+
+/// The state of an agent with this key in its configuration.
+fn state(key: &Path) -> Result<NodeState, String> {
     let config = Config { token_key: Some(key.to_owned()), state: None, ..Config::default() };
-    let (state, _) = NodeState::open(&config).map_err(|error| format!("{error:#}"))?;
+    NodeState::open(&config).map(|(state, _)| state).map_err(|error| format!("{error:#}"))
+}
+
+/// The responses of a VM of an agent.
+fn responses(state: &NodeState) -> Responses {
     let (mut record, _) = Record::parse("a.json", &Identity::of(0).record(1)).expect("a record");
     record.serve.imdsv2 = metadata_content::record::Imdsv2::Required;
-    Ok(render(&record, &mut Interner::new(), state.vm(&RecordId::from("vm.json"), &record)))
+    render(&record, &mut Interner::new(), state.vm(&RecordId::from("vm.json"), &record))
 }
 
 fn token(node: &Responses) -> Vec<u8> {
@@ -84,6 +94,30 @@ fn a_key_made_after_another_accepts_the_tokens_of_both() {
     let [old, new] = [&first, &second].map(|key| node(key).expect("an agent's state"));
     assert!(accepts(&new, &token(&old)), "tokens of the old key stay valid");
     assert!(!accepts(&old, &token(&new)), "a node with the old key accepts no token of the new one");
+}
+
+#[test]
+fn a_file_that_appears_later_is_followed_and_one_that_goes_is_a_problem() {
+    let (_room, [first, second, _]) = room();
+    let mut late = state(&second).expect("an agent's state");
+    let guest = responses(&late);
+    make(&first, &[]);
+    let token = token(&node(&first).expect("an agent's state"));
+    let mut accepts_after = |change: &dyn Fn()| {
+        change();
+        late.tend(&HashSet::new());
+        (accepts(&guest, &token), late.troubles())
+    };
+    assert_eq!(accepts_after(&|| ()), (false, vec![]), "a key of this node is in use");
+    assert_eq!(accepts_after(&|| drop(fs::copy(&first, &second).expect("copied"))), (true, vec![]));
+    let (accepted, problems) = accepts_after(&|| {
+        fs::set_permissions(&second, Permissions::from_mode(0o644)).expect("changed");
+    });
+    assert!(accepted && problems[0].contains("mode 0644"), "{problems:?}");
+    let (accepted, problems) = accepts_after(&|| fs::remove_file(&second).expect("removed"));
+    assert!(accepted && problems[0].contains("has gone: put it back"), "{problems:?}");
+    let mended = accepts_after(&|| drop(fs::copy(&first, &second).expect("copied")));
+    assert_eq!(mended, (true, vec![]));
 }
 
 #[test]

@@ -48,8 +48,8 @@ pub struct NodeState {
     directory: Option<PathBuf>,
     keyring: Arc<Keyring>,
     key_file: Option<PathBuf>,
-    /// The file of token keys that the operator maintains (`token_key`), if it is in use.
-    given_key: Option<PathBuf>,
+    /// The file of token keys that the operator maintains (`token_key`).
+    given_key: Option<GivenKey>,
     rotate_after: Duration,
     mailboxes: Arc<Mailboxes>,
     /// Writes the files of the state directory.
@@ -65,6 +65,41 @@ pub struct NodeState {
     without: HashMap<Owner, Instant>,
     /// When to remove mailbox files without a record. `None` once they are removed.
     sweep_at: Option<Instant>,
+}
+
+/// A file of token keys that the operator maintains.
+#[derive(Debug)]
+struct GivenKey {
+    path: PathBuf,
+    /// Its keys are in use. Until the file exists, a key of this node is.
+    is_used: bool,
+    /// Why the keys that were read last stay in use.
+    problem: Option<String>,
+}
+
+impl GivenKey {
+    /// Reads the keys again.
+    fn follow(&mut self, keyring: &Keyring) {
+        let path = self.path.display();
+        let problem = match token_file::follow(keyring, &self.path) {
+            Ok(true) => {
+                if !std::mem::replace(&mut self.is_used, true) {
+                    info!(file = %path, "the file of `token_key` is there: its keys are used from now on");
+                }
+                None
+            }
+            Ok(false) => self.is_used.then(|| {
+                format!(
+                    "{path}, the file of `token_key`, has gone: put it back before this agent is restarted"
+                )
+            }),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(problem) = problem.as_ref().filter(|problem| self.problem.as_ref() != Some(problem)) {
+            warn!("the token key stays as it is: {problem}");
+        }
+        self.problem = problem;
+    }
 }
 
 /// Tasks that run beside the control loop: delivery to sinks, and writing files of the state directory.
@@ -89,12 +124,12 @@ impl BackgroundTasks {
 }
 
 /// Reads the keys that the operator maintains. Returns `None` if the file does not exist yet.
-fn given(path: &Path) -> anyhow::Result<Option<(Keyring, PathBuf)>> {
+fn given(path: &Path) -> anyhow::Result<Option<Keyring>> {
     let keyring = token_file::given(path).context("reading `token_key` of the configuration")?;
     if keyring.is_none() {
         info!(file = %path.display(), "the file of `token_key` does not exist yet: using a key of this node");
     }
-    Ok(keyring.map(|keyring| (keyring, path.to_owned())))
+    Ok(keyring)
 }
 
 /// Finds out which records had the UUIDs by which an earlier release named mailboxes. None if the snapshot was written
@@ -173,10 +208,9 @@ impl NodeState {
             (path, Mutex::new(known))
         });
         let given = config.token_key.as_deref().map(given).transpose()?.flatten();
-        let (keyring, key_file, given_key) = match given {
-            Some((keyring, path)) => (keyring, None, Some(path)),
-            None => (keyring, key_file, None),
-        };
+        let is_used = given.is_some();
+        let keyring = given.unwrap_or(keyring);
+        let given_key = config.token_key.clone().map(|path| GivenKey { path, is_used, problem: None });
         let state = Self {
             directory: config.state.clone(),
             keyring: Arc::new(keyring),
@@ -222,6 +256,19 @@ impl NodeState {
         self.rotate_after = Duration::from_secs(u64::from(days) * 86_400);
     }
 
+    /// Reads the keys that the operator maintains again.
+    pub fn follow_given_key(&mut self) {
+        if let Some(given) = &mut self.given_key {
+            given.follow(&self.keyring);
+        }
+    }
+
+    /// The file of this node's own token keys, unless the operator's are in use.
+    fn own_key_file(&self) -> Option<&Path> {
+        let is_own = self.given_key.as_ref().is_none_or(|given| !given.is_used);
+        self.key_file.as_deref().filter(|_| is_own)
+    }
+
     /// Removes what a VM's guest wrote. Returns whether there was something.
     #[must_use]
     pub fn clear(&self, vm: &Owner) -> bool {
@@ -237,14 +284,10 @@ impl NodeState {
     /// of VMs that have been without a record for ten minutes. Writes which dialects guests use. Call it about once a
     /// minute.
     pub fn tend(&mut self, known: &HashSet<&str>) {
-        if let Some(path) = &self.key_file {
-            let (keyring, path, age) = (Arc::clone(&self.keyring), path.clone(), self.rotate_after);
+        self.follow_given_key();
+        if let Some(path) = self.own_key_file() {
+            let (keyring, path, age) = (Arc::clone(&self.keyring), path.to_owned(), self.rotate_after);
             self.saves.submit(StateFile::TokenKeys, move || rotate(&keyring, &path, age));
-        }
-        if let Some(path) = &self.given_key
-            && let Err(error) = token_file::follow(&self.keyring, path)
-        {
-            warn!("the token key stays as it is: {error}");
         }
         let now = Instant::now();
         let (mailboxes, due) = (&self.mailboxes, |since: &Instant| now >= *since + FORGET_AFTER);
@@ -266,7 +309,7 @@ impl NodeState {
 
     /// Reads keys and mailboxes again after the previous agent has saved them.
     pub fn reload(&self) {
-        if let Some(path) = &self.key_file
+        if let Some(path) = self.own_key_file()
             && let Err(error) = token_file::rotate_if_older(&self.keyring, path, Duration::MAX, unix_now())
         {
             warn!("the token key stays as it was when this agent began: {error}");
@@ -323,7 +366,9 @@ impl NodeState {
     #[must_use]
     pub fn troubles(&self) -> Vec<String> {
         let unsaved = self.saves.unsaved(|_| true).map(|unsaved| unsaved.to_string());
-        let aside = self.key_file.as_deref().map(token_file::aside).filter(|aside| aside.exists());
+        let given = self.given_key.as_ref().and_then(|given| given.problem.clone());
+        let given = given.map(|problem| format!("the token key stays as it is: {problem}"));
+        let aside = self.own_key_file().map(token_file::aside).filter(|aside| aside.exists());
         let aside = aside.map(|aside| {
             format!(
                 "the file of token keys was unusable: it was set aside as {} and a key was written anew; guests whose \
@@ -333,7 +378,7 @@ impl NodeState {
         });
         let lost = self.outbox.last_loss().and_then(|loss| lost_messages(self.outbox.counts(), &loss));
         let read_only = self.directory.as_deref().and_then(read_only);
-        unsaved.into_iter().chain(read_only).chain(aside).chain(lost).collect()
+        unsaved.into_iter().chain(read_only).chain(given).chain(aside).chain(lost).collect()
     }
 
     /// Counts of messages to sinks and of mailbox files.

@@ -152,15 +152,16 @@ pub fn check_own(path: &Path) -> Result<(), TokenKeyError> {
     read(path, KeyFile::Own).map(drop)
 }
 
-/// Loads the current keys from a file that others maintain. If it is missing or invalid, the keys stay unchanged.
+/// Loads the current keys from a file that others maintain. If it is missing or invalid, the keys stay unchanged. Returns
+/// false if it is missing.
 ///
 /// # Errors
 /// The errors of [`given`].
-pub fn follow(keyring: &Keyring, path: &Path) -> Result<(), TokenKeyError> {
-    if let Some(keys) = read(path, KeyFile::Given)? {
-        keyring.set(keys);
-    }
-    Ok(())
+pub fn follow(keyring: &Keyring, path: &Path) -> Result<bool, TokenKeyError> {
+    let keys = read(path, KeyFile::Given)?;
+    let is_there = keys.is_some();
+    keys.into_iter().for_each(|keys| keyring.set(keys));
+    Ok(is_there)
 }
 
 /// Returns the text of a key file with a new key. Tokens of the key in `former` stay valid until they expire.

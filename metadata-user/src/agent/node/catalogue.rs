@@ -290,6 +290,7 @@ impl RecordCatalogue {
         self.plan = plan;
         self.room.set_limit(config.record_bytes());
         self.state.set_rotate_after(config.rotate_token_key_days);
+        self.state.follow_given_key();
         TouchedPorts { others, ..TouchedPorts::default() }
     }
 

@@ -107,7 +107,7 @@ fn token_key(facts: &Facts) -> Option<Check> {
             "{path} does not exist: the agent uses a key of this node, so a session token ends when its VM migrates"
         ),
         "the file of token keys that all nodes have",
-        "Correct `token_key`, or put the file there (`xdp-imds token-key` makes one for all nodes), and restart the agent",
+        "Correct `token_key`, or put the file there (`xdp-imds token-key` makes one for all nodes); the agent takes it within a minute",
     ))
 }
 
