@@ -279,10 +279,11 @@ const FDS: u64 = 4;
 const THREADS: u64 = 4;
 /// Namespaces held. The agent may be entering one.
 const NAMESPACES: u64 = 1;
-/// Programs, and maps with their constants and texts. The agent loads the classifier of its own namespace when the
-/// first guest becomes quiet. In a soak of one minute this happens in the middle of the agent's life.
-const PROGRAMS: u64 = 1;
-const MAPS: u64 = 2;
+/// Programs that the agent loads for the first quiet guest of a namespace, at any time of its life: the classifier of its
+/// own namespace, the one behind the stubs of all others, and the stub of the second namespace.
+const PROGRAMS: u64 = 3;
+/// The maps of such a program that no other has: its constants and a ring.
+const MAPS: u64 = 2 * PROGRAMS;
 /// Links beyond those of ports and hub. Traffic and changes pause while they are counted, so every tap is attached.
 const LINKS: u64 = 0;
 /// Links of one port (XDP's and the classifier's), and links of the hub.
@@ -631,8 +632,8 @@ mod tests {
             ("open descriptors vary by", |n| SoakSample { fds: n, ..SoakSample::default() }),
             ("threads vary by", |n| SoakSample { threads: n, ..SoakSample::default() }),
             ("namespaces held vary by", |n| SoakSample { namespaces: n, ..SoakSample::default() }),
-            ("programs vary by", |n| SoakSample { programs: n / 5, ..SoakSample::default() }),
-            ("maps vary by", |n| SoakSample { maps: n / 3, ..SoakSample::default() }),
+            ("programs vary by", |n| SoakSample { programs: n / 2, ..SoakSample::default() }),
+            ("maps vary by", |n| SoakSample { maps: n, ..SoakSample::default() }),
             ("links beyond two per port", |n| SoakSample { links: n * 6, ..SoakSample::default() }),
             ("links on no device, or twice on one", |n| SoakSample {
                 idle_links: n / 11,
