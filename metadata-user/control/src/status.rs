@@ -13,6 +13,7 @@ use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use metadata_common::printable::counted;
 use metadata_content::source::RecordSource;
 use serde::{Deserialize, Serialize};
 
@@ -113,6 +114,35 @@ pub struct AgentStatus {
     pub counters: BTreeMap<String, u64>,
     /// Recent warnings, the newest last.
     pub lately: Vec<RecentWarning>,
+}
+
+/// What the agent only counts among its problems: nouns, and what is wrong with them. The status lists them apart.
+const COUNTED: [(&str, &str); 3] = [("port", "in error"), ("record", "refused"), ("record", "in conflict")];
+
+impl AgentStatus {
+    /// Adds the number of ports in error, of refused records and of those in conflict to the problems.
+    pub fn count_problems(&mut self, counts: [u64; 3]) {
+        for (count, (noun, state)) in counts.into_iter().zip(COUNTED) {
+            if count > 0 {
+                self.troubles.push(format!("{} {state}", counted(count, noun)));
+            }
+        }
+    }
+
+    /// The problems that are not elsewhere in the status, and not only a number of what is.
+    pub fn other_problems(&self) -> impl Iterator<Item = &String> {
+        let macs: Vec<_> = self.mac_mismatches.iter().map(ToString::to_string).collect();
+        let counts = |line: &str| {
+            let (number, rest) = line.split_once(' ')?;
+            let number = number.parse().ok()?;
+            COUNTED.into_iter().find(|(noun, state)| {
+                format!("{number} {rest}") == format!("{} {state}", counted(number, noun))
+            })
+        };
+        self.troubles.iter().filter(move |line| {
+            !self.attachments.faults.contains(line) && !macs.contains(line) && counts(line).is_none()
+        })
+    }
 }
 
 /// Frames for the metadata addresses from a MAC that no record has on their port: they are dropped. Noticed within the
@@ -610,4 +640,29 @@ pub fn run(
         table::status(&status, out)?;
     }
     Ok(if status.troubles.is_empty() { LookupOutcome::Healthy } else { LookupOutcome::Degraded })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AgentStatus, AttachmentStatus, MacMismatch};
+
+    #[test]
+    fn problems_that_the_status_lists_apart_are_not_among_the_others() {
+        let mismatch = MacMismatch { port: "tap0".into(), ..MacMismatch::default() };
+        let mut status = AgentStatus {
+            troubles: ["1 pin was removed", "tap0 says", "not on disk for web-1", "2 days late"]
+                .map(Into::into)
+                .into(),
+            attachments: AttachmentStatus {
+                faults: vec!["1 pin was removed".into()],
+                ..AttachmentStatus::default()
+            },
+            ..AgentStatus::default()
+        };
+        status.troubles[1] = mismatch.to_string();
+        status.mac_mismatches.push(mismatch);
+        status.count_problems([1, 2, 0]);
+        assert_eq!(status.troubles[4..], ["1 port in error", "2 records refused"]);
+        assert_eq!(status.other_problems().collect::<Vec<_>>(), ["not on disk for web-1", "2 days late"]);
+    }
 }

@@ -190,8 +190,9 @@ impl Reporter {
             let left = identity.certificate_expires.map(|expires| expires.saturating_sub(unix_now()) / DAY);
             if let Some(days) = left.filter(|days| *days < CERTIFICATE_DAYS) {
                 status.troubles.push(format!(
-                    "the certificate for signed documents expires in {days} days: replace the files of \
-                     `identity.certificate`"
+                    "the certificate for signed documents expires in {}: replace the files of \
+                     `identity.certificate`",
+                    counted(days, "day")
                 ));
             }
         }
@@ -200,19 +201,13 @@ impl Reporter {
         status.mac_mismatches = listed.map(|(port, sender)| view.mac_mismatch(port, *sender)).collect();
         status.troubles.extend(status.mac_mismatches.iter().map(ToString::to_string));
         if let more @ 1.. = mismatches.len().saturating_sub(LISTED_COMPLAINTS) {
-            status.troubles.push(format!("{more} more ports drop frames of MACs that no record has there"));
+            let ports = counted(more as u64, "more port");
+            status.troubles.push(format!("frames of MACs that no record has there are dropped at {ports}"));
         }
         let errors = status.ports.counts.get(&PortState::Error).copied().unwrap_or_default();
         let conflicts = view.catalogue.plan().conflicts().count() as u64;
-        for (count, noun, state) in [
-            (errors, "port", "in error"),
-            (view.catalogue.registry().refused().count() as u64, "record", "refused"),
-            (conflicts, "record", "in conflict"),
-        ] {
-            if count > 0 {
-                status.troubles.push(format!("{} {state}", counted(count, noun)));
-            }
-        }
+        let refused = view.catalogue.registry().refused().count() as u64;
+        status.count_problems([errors, refused, conflicts]);
     }
 
     fn identity_report(&self) -> Option<IssuerState> {

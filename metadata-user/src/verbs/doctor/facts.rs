@@ -253,6 +253,8 @@ pub struct NodeFacts {
     /// What the running agent attached and pinned, compared with what the kernel has; `None` without an agent that says
     /// it.
     pub attachments: Option<AttachmentStatus>,
+    /// The problems of the running agent that no other fact has.
+    pub problems: Vec<String>,
     /// The ports of the running agent whose guests use a MAC that no record has there.
     pub mac_mismatches: Vec<MacMismatch>,
     /// The ports that the running agent cannot serve, and its reasons.

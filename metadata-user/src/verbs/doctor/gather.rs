@@ -5,6 +5,7 @@ mod ports;
 mod room;
 
 use metadata_common::port::PortName;
+use metadata_control::status::AgentStatus;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_feed::state::token_file;
 use metadata_signer::documents::OwnCertificate;
@@ -103,6 +104,7 @@ fn node(config: &Config) -> (NodeFacts, Vec<PortName>) {
             .cloned()
             .collect(),
         conflicts: status.as_ref().map_or_else(Vec::new, |status| status.conflicts.clone()),
+        problems: status.iter().flat_map(AgentStatus::other_problems).cloned().collect(),
         mac_mismatches: status.map_or_else(Vec::new, |status| status.mac_mismatches),
         hub: probe::hub_devices(&config.hub, config.workers),
         veth_full: probe::veth_full(&config.hub, config.workers).unwrap_or_default(),

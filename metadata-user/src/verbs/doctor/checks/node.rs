@@ -6,8 +6,12 @@ use std::net::IpAddr;
 use super::super::facts::AgentSilence;
 use super::super::{Check, Facts, NodeFacts};
 use super::count;
+use metadata_common::printable::counted;
 use metadata_control::status::{MacMismatch, RefusedRecord};
 use metadata_steer::probe::AddressUse;
+
+/// Maximum number of the running agent's problems that are printed.
+const PROBLEMS: usize = 16;
 
 /// 2026-01-01 UTC in seconds since 1970. A correct clock shows a later time.
 const EARLIEST: u64 = 1_767_225_600;
@@ -18,6 +22,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks.extend(libvirt(node));
     checks.extend(closed(facts));
     checks.extend(attachments(node));
+    checks.extend(problems(node));
     checks.extend(node.mac_mismatches.iter().map(mac_mismatch));
     // The names of files have no source. The directory of records shows them.
     let others = node.refused.iter().filter(|one| one.record.contains('/'));
@@ -171,6 +176,22 @@ fn attachments(node: &NodeFacts) -> Option<Check> {
     Some(Check::ok(name, format!("programs and pins are as the running agent made them (compared {ago})")))
 }
 
+/// What the running agent complains of, and no other check.
+fn problems(node: &NodeFacts) -> Vec<Check> {
+    let listed = node.problems.iter().take(PROBLEMS).map(String::as_str);
+    let more = node.problems.len().saturating_sub(PROBLEMS);
+    let more = (more > 0).then(|| format!("{more} more"));
+    let problem = |found: &str| {
+        Check::warn(
+            "agent.problems",
+            format!("the running agent says: {found}"),
+            "a running agent without problems",
+            "Do what it says; `xdp-imds status` lists a problem until it is mended",
+        )
+    };
+    listed.chain(more.as_deref()).map(problem).collect()
+}
+
 /// A record that the running agent refuses, or that libvirt's hook refused.
 fn refused(refused: &RefusedRecord) -> Check {
     let check = Check::warn(
@@ -207,14 +228,18 @@ fn ring(node: &NodeFacts) -> Option<Check> {
         Check::warn(
             "hub.ring",
             format!(
-                "{} steered frames were lost because the ring of the hub's veth was full, or because its other end was down",
-                node.veth_full
+                "{} lost because the ring of the hub's veth was full, or because its other end was down",
+                lost(node.veth_full, "steered frame")
             ),
             "no lost frames",
             "If the number grows, give the agent more `workers` or more CPU time, or lower the `limits` of guests that flood \
              the agent",
         )
     })
+}
+
+fn lost(count: u64, what: &str) -> String {
+    format!("{} {}", counted(count, what), if count == 1 { "was" } else { "were" })
 }
 
 /// Checks for lost frames of guests in other network namespaces. If XDP does not steer such a guest, its frames reach
@@ -224,8 +249,8 @@ fn namespaces(node: &NodeFacts) -> Option<Check> {
         Check::warn(
             "hub.namespaces",
             format!(
-                "{} frames of guests in other namespaces were lost because the hub's BPF ring buffer was full",
-                node.ring_full
+                "{} lost in the full BPF ring buffer of the hub, sent by guests in other namespaces",
+                lost(node.ring_full, "frame")
             ),
             "no lost frames",
             "Set `steer: auto`, which steers busy guests by XDP. If that mode is set, give the agent more `workers` or \

@@ -114,6 +114,7 @@ fn healthy() -> Facts {
             agent: None,
             agent_user: None,
             attachments: None,
+            problems: Vec::new(),
             mac_mismatches: Vec::new(),
             port_errors: Vec::new(),
             refused: Vec::new(),

@@ -301,6 +301,13 @@ fn the_node_is_checked() {
             &["2 eBPF programs were detached", "SIGHUP"],
         ),
         (
+            "a problem of the running agent that no other check has",
+            |f| f.node.problems = vec!["the configuration was refused at the last reload".into()],
+            "agent.problems",
+            Warn,
+            &["the running agent says: the configuration was refused", "xdp-imds status"],
+        ),
+        (
             "records of other sources with one MAC on a port",
             |f| f.node.conflicts = vec!["api/b: 52:54… belongs to web-1.yaml".into()],
             "records.mac",
