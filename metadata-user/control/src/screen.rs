@@ -14,7 +14,7 @@ pub mod terminal;
 #[cfg(test)]
 mod tests;
 
-pub use draw::plain;
+pub use draw::{plain, printed};
 pub use terminal::TerminalStyle;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};

@@ -10,7 +10,7 @@ use metadata_control::instances::{
     self, ApiProblem, Instance, InstancePort, InstanceVm, RegistrationConditions, RegistrationError,
     RegistrationOutcome, is_name,
 };
-use metadata_control::status::ClientError;
+use metadata_control::status::{ClientError, GuestState};
 use std::io::{self, Read as _, Write};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
@@ -576,14 +576,18 @@ fn one(instance: &Instance, out: &mut dyn Write) -> io::Result<()> {
 
 fn ports(ports: &[InstancePort], out: &mut dyn Write) -> io::Result<()> {
     for (n, port) in ports.iter().enumerate() {
-        let state = match (&port.held_by, serde_json::to_value(port.state).unwrap_or_default()) {
+        let state = match (&port.held_by, port.state) {
             // What is served there is the other record.
-            (Some(_), _) => "not served".into(),
-            (None, state) => state,
+            (Some(_), _) => "not served",
+            (None, GuestState::Served) => "served",
+            (None, GuestState::Awaited) => "waits for its record",
+            (None, GuestState::Gone) => "404, its record has gone",
+            (None, GuestState::Unbound) => "not attached",
+            (None, GuestState::Unreachable | GuestState::Unserved) => "not served",
         };
         let held = port.held_by.as_ref().map(|by| format!(", held by {}/{}", by.source.name(), by.name));
         let reason = port.reason.as_ref().map(|reason| format!(", {reason}"));
-        let (name, state) = (if n == 0 { "ports" } else { "" }, state.as_str().unwrap_or_default());
+        let name = if n == 0 { "ports" } else { "" };
         let more = [held, reason].into_iter().flatten().collect::<String>();
         let line = format!("{} {} {state}{more}", port.port, port.mac);
         writeln!(out, "{name:12}{}", Printable(line))?;

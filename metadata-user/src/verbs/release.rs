@@ -34,8 +34,10 @@ fn pinned(pins: &Path, released: &ReleaseSummary, out: &mut dyn Write) -> anyhow
         (0, 0) => writeln!(out, "nothing is pinned in {}", Printable(pins.display()))?,
         _ if *agent_runs => writeln!(
             out,
-            "removed the pins of {links} programs and {maps} maps; an agent runs and keeps the programs on their devices \
-             until it ends. If it still runs in {} minutes, it pins everything again",
+            "removed the pins of {} and {}; an agent runs and keeps the programs on their devices until it ends. If it \
+             still runs in {} minutes, it pins everything again",
+            counted(*links as u64, "program"),
+            counted(*maps as u64, "map"),
             RELEASE_GRACE.as_secs() / 60
         )?,
         _ => writeln!(

@@ -5,7 +5,7 @@
 use metadata_common::time;
 use metadata_control::screen::terminal::EndConditions;
 use metadata_control::screen::{
-    Documents, Screen, ScreenContent, TerminalStyle, ViewQuery, fetch, plain, terminal,
+    Documents, Screen, ScreenContent, TerminalStyle, ViewQuery, fetch, printed, terminal,
 };
 use metadata_control::status;
 use metadata_control::top::{LISTED_MOST, TopQuery, VmOrder};
@@ -143,7 +143,7 @@ fn print_once(
     known(&fetch(run, &screen.asked())?)?;
     std::thread::sleep(ONCE);
     screen.on_answer(Ok(fetch(run, &screen.asked())?));
-    Ok(out.write_all(plain(&screen, terminal::size(), look).as_bytes())?)
+    Ok(out.write_all(printed(&screen, terminal::size(), look).as_bytes())?)
 }
 
 /// Prints a screen after each interval, for a terminal that cannot move its cursor. Ends when output fails.
@@ -157,7 +157,7 @@ fn print_often(
     loop {
         let begun = Instant::now();
         screen.on_answer(ask(&screen.asked()));
-        writeln!(out, "{}", plain(&screen, terminal::size(), look))?;
+        writeln!(out, "{}", printed(&screen, terminal::size(), look))?;
         out.flush()?;
         std::thread::sleep(arguments.interval.saturating_sub(begun.elapsed()));
     }

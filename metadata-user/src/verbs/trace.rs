@@ -6,7 +6,7 @@
 //! `--payload` all captured bytes.
 
 use anyhow::{Context as _, bail};
-use metadata_common::printable::Printable;
+use metadata_common::printable::{Printable, counted};
 use metadata_common::time;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_control::status::{ClientError, StatusRequest, StreamedResponse, open};
@@ -213,7 +213,8 @@ impl TraceOutput {
                 } else {
                     writeln!(
                         out,
-                        "--- {frames} frames were lost, because they arrived faster than the agent could read them"
+                        "--- lost {}, because more arrived than the agent could read",
+                        counted(frames, "frame")
                     )?;
                 }
                 if let Some(capture) = &mut self.capture {

@@ -1,6 +1,6 @@
 //! Draws the view into cells.
 
-use metadata_common::printable::is_printable;
+use metadata_common::printable::{counted, is_printable};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
@@ -216,8 +216,10 @@ impl Page<'_> {
             of("program", page.program.clone()),
             of("hub", page.hub.map(|hub| hub.to_string())),
             of("slot", page.slot.map(|slot| slot.to_string())),
-            page.held
-                .map(|held| format!("{} connections, {} requests held", held.connections, held.requests)),
+            page.held.map(|held| {
+                let connections = counted(held.connections, "connection");
+                format!("{connections}, {} held", counted(held.requests, "request"))
+            }),
         ];
         self.labelled("served", &node.into_iter().flatten().collect::<Vec<_>>().join(", "), Style::new());
         let user_data = if row.has_user_data { "sent" } else { "not seen" };
@@ -261,6 +263,19 @@ pub fn plain(screen: &Screen, (width, height): (u16, u16), look: TerminalStyle) 
     let mut buffer = Buffer::empty(Rect::new(0, 0, width, height));
     draw(screen, look, &mut buffer);
     lines(&buffer)
+}
+
+/// Like [`plain`], for paper: without the keys, and without the empty lines that push them to the end of a screen.
+#[must_use]
+pub fn printed(screen: &Screen, size: (u16, u16), look: TerminalStyle) -> String {
+    let text = plain(screen, size, look);
+    let content = match (&screen.away, text.trim_end().rsplit_once('\n')) {
+        (None, Some((content, _keys))) => content,
+        _ => &text,
+    };
+    let mut kept: Vec<&str> = content.trim_end().lines().collect();
+    kept.dedup_by(|next, before| next.is_empty() && before.is_empty());
+    format!("{}\n", kept.join("\n"))
 }
 
 /// The lines of a buffer. Empty lines at the end are left out.

@@ -15,7 +15,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::Color;
 
 use crate::screen::{
-    Documents, KeyAction, LISTED, Screen, ScreenContent, TerminalStyle, ViewQuery, draw, plain,
+    Documents, KeyAction, LISTED, Screen, ScreenContent, TerminalStyle, ViewQuery, draw, plain, printed,
 };
 
 const ASCII: TerminalStyle = TerminalStyle::PLAIN;
@@ -370,6 +370,16 @@ fn the_selected_vm_is_in_view_in_a_long_list() {
     screen.select(150);
     let text = plain(&screen, (80, 24), ASCII);
     assert!(text.contains("vm-150 ") && !text.contains("vm-151 "), "{text}");
+}
+
+#[test]
+fn a_printed_screen_has_neither_keys_nor_the_empty_lines_before_them() {
+    let text = printed(&filled(), (80, 60), ASCII);
+    assert!(text.contains("web-9") && !text.contains("q quit") && !text.contains("\n\n\n"), "{text}");
+    let mut away = filled();
+    away.on_answer(Err("no agent".into()));
+    let text = printed(&away, (80, 60), ASCII);
+    assert!(text.ends_with("The agent is away: no agent\n") && !text.contains("\n\n\n"), "{text}");
 }
 
 #[test]

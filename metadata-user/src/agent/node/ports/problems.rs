@@ -145,7 +145,7 @@ impl NodePorts {
                 let by_classifier = self.steering.attachments().answer_path(port) == AnswerPath::Classifier;
                 (PortState::Attached, by_classifier.then_some(BY_CLASSIFIER))
             }
-            None => (PortState::Waiting, Some("not settled yet")),
+            None => (PortState::Waiting, Some("about to be attached")),
         }
     }
 

@@ -5,6 +5,7 @@ use metadata_common::maps::program;
 use super::super::{Check, CheckStatus, Facts, PortFacts};
 use super::count;
 use metadata_common::port::PortName;
+use metadata_common::printable::counted;
 use metadata_steer::probe::{DeviceLocation, DeviceState, Feature, ProbeError, Program, Search};
 use metadata_steer::{HUB_MTU, SteeringMode};
 
@@ -88,7 +89,8 @@ fn well(facts: &Facts, name: &PortName, device: &DeviceState) -> String {
     let master = master.as_ref().map_or_else(String::new, |(name, kind)| format!(", on {kind} {name}"));
     let steered = xdp.iter().chain(tcx.iter().flatten()).any(is_ours);
     let steered = if steered { ", steered by the running agent" } else { "" };
-    let refused = if *refused > 0 { format!(", {refused} frames refused so far") } else { String::new() };
+    let refused =
+        if *refused > 0 { format!(", {} refused so far", counted(*refused, "frame")) } else { String::new() };
     let queues = match queues {
         0 | 1 => count(*queues as usize, "queue"),
         _ if kind != "tap" || (facts.wanted.steer == SteeringMode::Tcx && name.netns.is_none()) => {
@@ -375,7 +377,7 @@ fn ring(name: &PortName, device: &DeviceState) -> Option<Check> {
     let DeviceState { ring, refused, .. } = device;
     (device.kind == "tap" && *ring < LEAST_RING).then(|| {
         let lost = if *refused > 0 {
-            format!("; the tap has refused {refused} frames so far")
+            format!("; the tap has refused {} so far", counted(*refused, "frame"))
         } else {
             String::new()
         };
