@@ -403,14 +403,10 @@ fn records(records: &RecordFacts) -> Check {
         return Check::ok(name, format!("{} can be served", count(records.count, "record")));
     }
     let (first, reason) = records.refused.first().map_or(("", ""), |(name, reason)| (name, reason));
-    Check::warn(
-        name,
-        format!(
-            "{} of {} cannot be served; the first is {first}: {reason}",
-            records.refused_count,
-            count(records.count, "record")
-        ),
-        "only valid records",
-        "Run `xdp-imds check DIR` to list all errors",
-    )
+    let found = match (records.refused_count, records.count) {
+        (1, 1) => format!("the only record cannot be served: {first}: {reason}"),
+        (1, all) => format!("one of {all} records cannot be served: {first}: {reason}"),
+        (some, all) => format!("{some} of {all} records cannot be served; the first is {first}: {reason}"),
+    };
+    Check::warn(name, found, "only valid records", "Run `xdp-imds check DIR` to list all errors")
 }

@@ -169,7 +169,18 @@ fn directories_of_pins_and_files_are_checked() {
             },
             "records",
             Warn,
-            &["1 of 2 records", "b.yaml:2", "xdp-imds check"],
+            &["one of 2 records cannot be served: b.yaml: b.yaml:2", "xdp-imds check"],
+        ),
+        (
+            "no valid record",
+            |f| {
+                let bad = vec![("b.yaml".into(), "b.yaml:2: no".into())];
+                f.records =
+                    Some(RecordFacts { count: 1, refused: bad, refused_count: 1, ..RecordFacts::default() });
+            },
+            "records",
+            Warn,
+            &["the only record cannot be served: b.yaml"],
         ),
         (
             "a credential that cannot be read",
