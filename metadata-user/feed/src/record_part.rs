@@ -2,6 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use metadata_common::run::is_home;
 use metadata_content::parser;
 use metadata_content::record::{Record, RecordError, RecordLimits, USER_DATA_MAX, Warning};
 use serde_json::{Map, Value, json};
@@ -113,7 +114,11 @@ fn payload(files: &Path, source: &str) -> Result<Vec<u8>, PartError> {
 pub(crate) fn dangling(path: &Path) -> Option<String> {
     let target = std::fs::read_link(path).ok()?;
     let is_missing = std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-    is_missing.then(|| format!("a symbolic link to {}, which does not exist", target.display()))
+    let hidden = match is_home(&target) {
+        true => " for the agent (the package's unit hides /root, /home and /run/user by `ProtectHome=yes`)",
+        false => "",
+    };
+    is_missing.then(|| format!("a symbolic link to {}, which does not exist{hidden}", target.display()))
 }
 
 /// Reads at most `limit + 1` bytes of a regular file; `None` if it does not exist.
