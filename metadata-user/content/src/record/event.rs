@@ -221,7 +221,7 @@ pub struct EventList {
     instance: Option<Box<str>>,
     /// Events of the record.
     of_record: Vec<AnnouncedEvent>,
-    /// Events that operators added.
+    /// Events that operators added. None has the id of one of the record.
     added: Vec<AnnouncedEvent>,
 }
 
@@ -234,11 +234,11 @@ impl Default for EventList {
 
 impl EventList {
     fn all(&self) -> impl Iterator<Item = &AnnouncedEvent> {
-        self.of_record.iter().chain(self.added.iter().filter(|added| !self.is_of_record(&added.event.id)))
+        self.of_record.iter().chain(&self.added)
     }
 
-    fn is_of_record(&self, id: &Id) -> bool {
-        self.of_record.iter().any(|known| known.event.id == *id)
+    fn is_of_record(&self, id: &str) -> bool {
+        self.of_record.iter().any(|known| known.event.id.as_str() == id)
     }
 
     fn change(&mut self, now_unix: u64) {
@@ -259,18 +259,16 @@ impl EventList {
         self.of_record.iter_mut().for_each(|known| known.acknowledged = None);
     }
 
-    /// Replaces the events of the record.
+    /// Replaces the events of the record. An added event of the same id becomes the record's: it is one event, whose end
+    /// only the record states.
     fn set_record(&mut self, events: &[ScheduledEvent], now_unix: u64) {
         if self.of_record.iter().map(|known| &known.event).eq(events) {
             return;
         }
         let mut before = std::mem::take(&mut self.of_record);
         for event in events.iter().take(EVENTS_PER_VM) {
-            let known = before.iter().position(|known| known.event.id == event.id);
-            let mut known = match known {
-                Some(at) => before.swap_remove(at),
-                None => AnnouncedEvent::new(event.clone(), now_unix),
-            };
+            let known = take(&mut before, &event.id).or_else(|| take(&mut self.added, &event.id));
+            let mut known = known.unwrap_or_else(|| AnnouncedEvent::new(event.clone(), now_unix));
             known.replace(event.clone(), now_unix);
             self.of_record.push(known);
         }
@@ -278,7 +276,7 @@ impl EventList {
     }
 
     fn add(&mut self, event: ScheduledEvent, now_unix: u64) -> Result<bool, EventRefused> {
-        if self.is_of_record(&event.id) {
+        if self.is_of_record(event.id.as_str()) {
             return Err(EventRefused::OfRecord(event.id.to_string()));
         }
         if let Some(known) = self.added.iter_mut().find(|known| known.event.id == event.id) {
@@ -299,7 +297,7 @@ impl EventList {
     }
 
     fn cancel(&mut self, id: &str, now_unix: u64) -> Result<bool, EventRefused> {
-        if self.of_record.iter().any(|known| known.event.id.as_str() == id) {
+        if self.is_of_record(id) {
             return Err(EventRefused::OfRecord(id.to_owned()));
         }
         let known = self.added.iter_mut().find(|known| known.event.id.as_str() == id);
@@ -314,16 +312,15 @@ impl EventList {
 
     /// Takes over the added events and the acknowledgements that another agent stored. The incarnation then exceeds
     /// that of either agent.
-    fn merge(&mut self, stored: Self, now_unix: u64) {
+    fn merge(&mut self, mut stored: Self, now_unix: u64) {
         self.incarnation = self.incarnation.max(stored.incarnation);
         if self.instance.is_none() || self.instance == stored.instance {
-            (self.instance, self.added) = (stored.instance, stored.added);
-        }
-        for known in &mut self.of_record {
-            let stored = stored.of_record.iter().find(|stored| stored.event.id == known.event.id);
-            if let Some(stored) = stored {
-                known.announced.clone_from(&stored.announced);
-                known.acknowledged.clone_from(&stored.acknowledged);
+            for known in &mut self.of_record {
+                let of_record = take(&mut stored.of_record, &known.event.id);
+                if let Some(mut stored) = of_record.or_else(|| take(&mut stored.added, &known.event.id)) {
+                    stored.replace(known.event.clone(), now_unix);
+                    *known = stored;
+                }
             }
         }
         self.change(now_unix);
@@ -414,6 +411,7 @@ impl VmEvents {
     pub fn stored(&self) -> Option<EventList> {
         self.locked().as_deref().cloned()
     }
+            (self.instance, self.added) = (stored.instance, stored.added);
 
     /// Takes over the events that an earlier agent stored. Events of a record that this agent knows stay.
     pub fn restore(&self, stored: EventList, now_unix: u64) {
@@ -431,6 +429,12 @@ mod tests {
     use super::{
         Acknowledgement, EVENTS_PER_VM, EventDocument, EventKind, EventRefused, EventState, ScheduledEvent,
         VmEvents,
+/// Removes the event of an id from a list.
+fn take(events: &mut Vec<AnnouncedEvent>, id: &Id) -> Option<AnnouncedEvent> {
+    let at = events.iter().position(|known| known.event.id == *id)?;
+    Some(events.remove(at))
+}
+
     };
 
     const INSTANCE: &str = "i-1";
@@ -484,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn the_records_events_are_the_sources_and_hide_added_ones_of_their_id() {
+    fn an_added_event_that_the_record_states_becomes_the_records_with_its_acknowledgement() {
         let events = VmEvents::default();
         assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));
         events.note_record(INSTANCE, &[event("a", EventState::Started)], 0);
@@ -589,3 +593,28 @@ mod tests {
         assert!(document.events[0].acknowledged.is_none() && document.incarnation > events.incarnation());
     }
 }
+        assert_eq!(events.acknowledge("a", 60), Acknowledgement::Noted);
+        assert!(events.document().events[0].acknowledged.is_some());
+        events.note_record(INSTANCE, &[], 0);
+        assert_eq!(states(&events.document()), [], "it does not come back when the record drops it");
+    }
+
+    #[test]
+    fn a_guest_acknowledges_no_event_that_it_is_not_shown() {
+        let events = VmEvents::default();
+        assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));
+        events.note_record(INSTANCE, &[event("a", EventState::Completed)], 0);
+        assert_eq!(events.acknowledge("a", 60), Acknowledgement::Unknown, "the record says that it is over");
+        // Nor after a restart, when the record is known before what was stored of it.
+        let (previous, next) = (VmEvents::default(), VmEvents::default());
+        assert_eq!(previous.add(INSTANCE, scheduled("a"), 0), Ok(true));
+        next.note_record(INSTANCE, &[event("a", EventState::Completed)], 0);
+        next.restore(previous.stored().expect("it has events"), 0);
+        assert_eq!(states(&next.document()), [("a", EventState::Completed)]);
+        assert_eq!(next.acknowledge("a", 60), Acknowledgement::Unknown);
+        // The guest of another instance has acknowledged nothing.
+        let other = VmEvents::default();
+        other.note_record("i-2", &[scheduled("a")], 0);
+        assert_eq!(previous.acknowledge("a", 60), Acknowledgement::Noted);
+        other.restore(previous.stored().expect("it has events"), 0);
+        assert!(other.document().events[0].acknowledged.is_none());
