@@ -5,6 +5,7 @@ use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
 use metadata_common::mac::Mac;
 use metadata_common::printable::hex;
+use metadata_content::record::event::EVENTS_PER_VM;
 use metadata_content::record::identity::Subject;
 use metadata_content::record::values::{FQDN_BYTES, Line, Secret, is_uuid};
 use metadata_content::record::{Owner, Record, RecordLimits, USER_DATA_MAX, is_network_config};
@@ -100,6 +101,7 @@ pub fn translate(
         let parts = parts.iter().enumerate().filter(|(part, _)| Some(*part) != without);
         parts.filter_map(|(_, part)| part.clone()).for_each(|part| merge(&mut record, part));
         merge(&mut record, identity.clone());
+        announce(&mut record, config);
         name_nics(&mut record);
         record
     };
@@ -117,6 +119,28 @@ pub fn translate(
         return Err(ProxmoxProblem::Subject { part: part.unwrap_or_else(|| "the record".into()), value });
     }
     Ok(ProxmoxTranslation { record, problems })
+}
+
+/// The id of the event of a migration. A later migration is another event, because this one is gone with its lock.
+const MIGRATION: &str = "migration";
+
+/// Adds what Proxmox VE is about to do to the VM: qemu-server locks the configuration before a migration begins, and
+/// unlocks it after its end (`phase1` and `phase3_cleanup` in QemuMigrate.pm). A VM that is off migrates in the same way,
+/// and nobody reads its events.
+fn announce(record: &mut Value, config: &VmConfig) {
+    if config.get("lock") != Some("migrate") {
+        return;
+    }
+    let event =
+        json!({"id": MIGRATION, "kind": "freeze", "state": "started", "description": "live migration"});
+    match record["events"].as_array_mut() {
+        None => record["events"] = json!([event]),
+        // Parts in files may have events of their own.
+        Some(events) if events.len() < EVENTS_PER_VM && events.iter().all(|e| e["id"] != MIGRATION) => {
+            events.push(event);
+        }
+        Some(_) => {}
+    }
 }
 
 /// What all VMs have in common.

@@ -124,6 +124,20 @@ async fn vms_come_change_and_go_with_their_files() {
 }
 
 #[tokio::test]
+async fn a_migration_is_announced_with_its_lock_and_withdrawn_with_it() {
+    let mut node = Node::start(&[(123, GUIDE)]);
+    let (_, before) = node.record().await;
+    node.synced().await;
+    node.put(&node.path(123), &format!("lock: migrate\n{GUIDE}"));
+    let (_, migrating) = node.record().await;
+    assert_eq!((before.events.len(), migrating.events.len()), (0, 1));
+    assert_eq!(before.instance_id(), migrating.instance_id(), "the guest stays the same instance");
+    // It failed: the file stays here, and its lock goes.
+    node.put(&node.path(123), GUIDE);
+    assert_eq!(node.record().await.1.events, []);
+}
+
+#[tokio::test]
 async fn an_equal_file_is_published_once_and_other_files_never() {
     let mut node = Node::start(&[(100, "name: a\n")]);
     node.record().await;

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::super::custom::{Custom, snippets};
 use super::super::{ProxmoxOptions, TranslationInput, translate};
 use super::{GUIDE, given, made, parsed};
+use metadata_content::record::event::{EVENTS_PER_VM, ScheduledEvent};
 use metadata_content::record::{Record, RecordLimits};
 
 fn record(text: &str) -> Record {
@@ -415,4 +416,27 @@ fn the_error_of_an_invalid_record_names_the_part_that_makes_it_so() {
     let block = format!("#```imds\n#hostname: {{}}\n#```\n{GUIDE}");
     let error = made(&block, &given()).expect_err("no field of the block").to_string();
     assert!(error.contains("others belong into /etc/xdp-imds/proxmox/123.yaml, found `hostname`"), "{error}");
+}
+
+#[test]
+fn a_migration_is_an_event_while_its_lock_is_there() {
+    let events = |lock: &str, given: &TranslationInput| {
+        let record = made(&format!("{lock}{GUIDE}"), given).expect("a record").record;
+        let shown =
+            |event: &ScheduledEvent| format!("{} {} {}", event.id, event.kind.name(), event.state.name());
+        record.events.iter().map(shown).collect::<Vec<_>>()
+    };
+    assert_eq!(events("lock: migrate\n", &given()), ["migration freeze started"]);
+    for lock in ["", "lock: backup\n", "lock: snapshot\n"] {
+        assert!(events(lock, &given()).is_empty(), "{lock}");
+    }
+    // A file of the node has events of its own, as many as there may be.
+    let own = |events: Vec<Value>| TranslationInput { own: Some(json!({"events": events})), ..given() };
+    let reboot = |id: String| json!({"id": id, "kind": "reboot"});
+    let one = own(vec![reboot("kernel".into())]);
+    assert_eq!(events("lock: migrate\n", &one), ["kernel reboot scheduled", "migration freeze started"]);
+    let same = own(vec![reboot("migration".into())]);
+    assert_eq!(events("lock: migrate\n", &same), ["migration reboot scheduled"]);
+    let full = own((0..EVENTS_PER_VM).map(|n| reboot(format!("e{n}"))).collect());
+    assert_eq!(events("lock: migrate\n", &full).len(), EVENTS_PER_VM);
 }
