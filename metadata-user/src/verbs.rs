@@ -99,7 +99,7 @@ impl Exit {
         }
     }
 
-    /// The codes that a verb can end with.
+    /// The codes that a verb can end with. A verb of a group has the group's name in front: `event ls`.
     fn of_verb(verb: &str) -> Vec<Self> {
         let local = [Self::Done, Self::Failure, Self::Usage, Self::Forbidden, Self::Closed];
         let more: &[Self] = match verb {
@@ -110,10 +110,10 @@ impl Exit {
             "ls" => &[Self::NoAgent],
             "status" | "top" => &[Self::NoAgent, Self::Unknown],
             "register" => &[Self::Late, Self::Conflict, Self::NoAgent],
-            "add" => &[Self::Late, Self::Conflict, Self::NoAgent, Self::Unknown],
-            "cancel" => &[Self::Conflict, Self::NoAgent, Self::Unknown],
-            "event" => &[Self::Late, Self::Conflict, Self::NoAgent, Self::Unknown],
-            "get" | "rm" | "clear" | "trace" => &[Self::Conflict, Self::NoAgent, Self::Unknown],
+            "event" | "event add" => &[Self::Late, Self::Conflict, Self::NoAgent, Self::Unknown],
+            "get" | "rm" | "clear" | "trace" | "event cancel" | "event ls" => {
+                &[Self::Conflict, Self::NoAgent, Self::Unknown]
+            }
             _ => &[],
         };
         Self::ALL.into_iter().filter(|exit| local.contains(exit) || more.contains(exit)).collect()
@@ -197,7 +197,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// The codes of a verb with their meanings.
+/// The codes of a verb with their meanings. A verb of a group has the group's name in front.
 pub fn exit_codes(verb: &str) -> impl Iterator<Item = (u8, &'static str)> {
     // libvirt takes any other code as a refusal.
     let always = (verb == "libvirt-hook").then_some("always, also after a failure, which the log names");
@@ -207,10 +207,20 @@ pub fn exit_codes(verb: &str) -> impl Iterator<Item = (u8, &'static str)> {
 /// Adds the exit codes to the end of the long help of a command and of each of its verbs.
 #[must_use]
 pub fn with_exit_codes(command: Command) -> Command {
-    let lines: String =
-        exit_codes(command.get_name()).map(|(code, text)| format!("\n  {code:>3}  {text}")).collect();
+    let name = command.get_name().to_owned();
+    with_exit_codes_of(command, &name).mut_subcommands(|verb| {
+        let name = verb.get_name().to_owned();
+        with_exit_codes_of(verb, &name).mut_subcommands(|of_group| {
+            let name = format!("{name} {}", of_group.get_name());
+            with_exit_codes_of(of_group, &name)
+        })
+    })
+}
+
+fn with_exit_codes_of(command: Command, verb: &str) -> Command {
+    let lines: String = exit_codes(verb).map(|(code, text)| format!("\n  {code:>3}  {text}")).collect();
     let before = command.get_after_long_help().map(|help| format!("{help}\n\n")).unwrap_or_default();
-    command.after_long_help(format!("{before}Exit status:{lines}")).mut_subcommands(with_exit_codes)
+    command.after_long_help(format!("{before}Exit status:{lines}"))
 }
 
 #[cfg(test)]
@@ -221,7 +231,9 @@ mod tests {
     use std::collections::HashSet;
     use std::io;
 
-    use super::{Exit, FeedError, LinkError, PinsError, SocketError, SteerError, exit_codes};
+    use super::{
+        Command, Exit, FeedError, LinkError, PinsError, SocketError, SteerError, exit_codes, with_exit_codes,
+    };
 
     fn denied() -> io::Error {
         io::Error::from_raw_os_error(libc::EPERM)
@@ -299,9 +311,28 @@ mod tests {
             ("ls", &[0, 1, 2, 5, 6, 141]),
             ("check", &[0, 1, 2, 6, 141]),
             ("serve", &[0, 1, 2, 4, 6, 141]),
+            ("event add", &[0, 1, 2, 3, 4, 5, 6, 7, 141]),
+            ("event cancel", &[0, 1, 2, 4, 5, 6, 7, 141]),
+            ("event ls", &[0, 1, 2, 4, 5, 6, 7, 141]),
             ("libvirt-hook", &[0]),
         ] {
             assert_eq!(exit_codes(verb).map(|(code, _)| code).collect::<Vec<_>>(), expected, "{verb}");
+        }
+    }
+
+    #[test]
+    fn the_help_of_a_verb_of_a_group_has_its_own_exit_codes() {
+        let group = Command::new("event").subcommand(Command::new("ls")).subcommand(Command::new("add"));
+        let all = with_exit_codes(Command::new("xdp-imds").subcommand(Command::new("ls")).subcommand(group));
+        let help = |words: &[&str]| {
+            let found = words.iter().try_fold(&all, |command, word| command.find_subcommand(word));
+            found.and_then(Command::get_after_long_help).expect("a help").to_string()
+        };
+        let has = |words: &[&str], exit: Exit| help(words).contains(exit.meaning());
+        assert!(has(&["event", "ls"], Exit::Unknown) && !has(&["ls"], Exit::Unknown));
+        assert!(has(&["event", "add"], Exit::Late) && !has(&["event", "ls"], Exit::Late));
+        for words in [&[][..], &["event"], &["event", "ls"]] {
+            assert_eq!(help(words).matches("Exit status:").count(), 1, "{words:?}");
         }
     }
 

@@ -188,11 +188,17 @@ fn bracketed(argument: &Arg, text: String) -> String {
     if repeats { format!("{text}…") } else { text }
 }
 
+/// The words that name a verb, as [`super::exit_codes`] takes them: `ls`, `event ls`.
+fn verb(command: &Command) -> String {
+    let whole = command.get_bin_name().unwrap_or_else(|| command.get_name());
+    whole.split_once(' ').map_or(whole, |(_, verb)| verb).to_owned()
+}
+
 /// The sections after the options.
 fn more(command: &Command) -> Roff {
     let mut roff = Roff::new();
     roff.control("SH", ["EXIT STATUS"]);
-    for (code, meaning) in super::exit_codes(command.get_name()) {
+    for (code, meaning) in super::exit_codes(&verb(command)) {
         roff.control("TP", []).text([bold(code.to_string())]).text([roman(format!("{meaning}."))]);
     }
     if let Some(help) = command.get_after_long_help().map(ToString::to_string) {
