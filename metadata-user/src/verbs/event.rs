@@ -5,13 +5,12 @@ use metadata_common::printable::Printable;
 use metadata_common::time;
 use metadata_content::record::event::{EventDocument, EventKind, EventState, ScheduledEvent};
 use metadata_content::record::values::Timestamp;
-use metadata_content::source::RecordSource;
-use metadata_control::instances::{self, ACKNOWLEDGED_WITHIN, Instance, RegistrationError};
+use metadata_control::instances::{self, ACKNOWLEDGED_WITHIN, Instance};
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
 use super::Exit;
-use super::instances::{CommonArgs, find, is_changeable, source_parser};
+use super::instances::{VmArgs, find, is_changeable};
 
 /// `xdp-imds event`.
 #[derive(clap::Args, Debug)]
@@ -30,19 +29,6 @@ enum EventVerb {
     Cancel(Cancel),
     /// List the events of a VM.
     Ls(List),
-}
-
-/// Which VM, of which agent.
-#[derive(clap::Args, Debug)]
-struct VmArgs {
-    /// The instance's name or `SOURCE/NAME`; where no tenant chooses them, also the name, UUID, port or MAC of its VM.
-    #[arg(value_name = "NAME")]
-    name: String,
-    /// The instance's source [default: `api`, or the only one that has the name].
-    #[arg(long, value_name = "SOURCE", value_parser = source_parser())]
-    source: Option<RecordSource>,
-    #[command(flatten)]
-    common: CommonArgs,
 }
 
 #[derive(clap::Args, Debug)]
@@ -117,16 +103,6 @@ fn not_before(text: &str) -> Result<Timestamp, String> {
     serde_json::from_value(text.into()).map_err(|error| format!("{error}, or a time from now such as 5m"))
 }
 
-impl VmArgs {
-    fn finish(
-        &self,
-        out: &mut dyn Write,
-        done: Result<EventDocument, RegistrationError>,
-    ) -> anyhow::Result<Exit> {
-        self.common.finish(out, done, table)
-    }
-}
-
 impl Event {
     /// Changes or lists the events of a VM. Returns the exit code.
     ///
@@ -140,13 +116,14 @@ impl Event {
                 let found = find(&run, verb.vm.source, &verb.vm.name, is_changeable);
                 let done =
                     found.and_then(|(source, name)| instances::cancel_event(&run, source, &name, &verb.id));
-                verb.vm.finish(out, done)
+                verb.vm.common.finish(out, done, table)
             }
             EventVerb::Ls(List { vm }) => {
                 let run = vm.common.agent.run()?;
                 // Reading is no harm, so any name that `ls` shows will do.
                 let found = find(&run, vm.source, &vm.name, Instance::is_called);
-                vm.finish(out, found.and_then(|(source, name)| instances::events(&run, source, &name)))
+                let events = found.and_then(|(source, name)| instances::events(&run, source, &name));
+                vm.common.finish(out, events, table)
             }
         }
     }
@@ -176,7 +153,7 @@ impl Add {
                 None => Ok(document),
             }
         });
-        self.vm.finish(out, done)
+        self.vm.common.finish(out, done, table)
     }
 }
 

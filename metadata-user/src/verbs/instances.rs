@@ -110,14 +110,21 @@ pub struct Rm {
 /// The options of `xdp-imds clear`.
 #[derive(clap::Args, Debug)]
 pub struct Clear {
+    #[command(flatten)]
+    vm: VmArgs,
+}
+
+/// The VM that a verb changes, and its agent.
+#[derive(clap::Args, Debug)]
+pub(super) struct VmArgs {
     /// The instance's name or `SOURCE/NAME`; where no tenant chooses them, also the name, UUID, port or MAC of its VM.
     #[arg(value_name = "NAME")]
-    name: String,
+    pub(super) name: String,
     /// The instance's source [default: `api`, or the only one that has the name].
     #[arg(long, value_name = "SOURCE", value_parser = source_parser())]
-    source: Option<RecordSource>,
+    pub(super) source: Option<RecordSource>,
     #[command(flatten)]
-    common: CommonArgs,
+    pub(super) common: CommonArgs,
 }
 
 /// The options of all these verbs.
@@ -430,14 +437,15 @@ impl Clear {
     /// # Errors
     /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
-        let run = self.common.agent.run()?;
-        let cleared = find(&run, self.source, &self.name, is_changeable).and_then(|(source, name)| {
+        let VmArgs { name, source, common } = &self.vm;
+        let run = common.agent.run()?;
+        let cleared = find(&run, *source, name, is_changeable).and_then(|(source, name)| {
             instances::clear(&run, source, &name).map_err(|failure| {
                 if failure.status() == Some(404) { nothing_written(source, &name) } else { failure }
             })?;
             Ok(Clearance { name, source, cleared: true })
         });
-        self.common.finish(out, cleared, |Clearance { name, .. }, out| {
+        common.finish(out, cleared, |Clearance { name, .. }, out| {
             writeln!(out, "{}: removed what its guest wrote", Printable(name))
         })
     }
