@@ -126,6 +126,7 @@ fn guest() -> GuestStatus {
         program: some(),
         way: GuestWay::Device,
         held: None,
+        events: Vec::new(),
     }
 }
 

@@ -106,6 +106,7 @@ impl Mailbox {
     /// Creates the mailbox of a VM from its stored state.
     #[must_use]
     pub fn with(kept: StoredMailbox, outbox: &Outbox) -> Self {
+        let events = VmEvents::noted(outbox.journal().clone(), kept.vm().into());
         let outbox = outbox.for_vm(kept.vm());
         let noted =
             Mutex::new(RecordValues { name: "".into(), instance: None, password: Base64(Bytes::new()) });
@@ -115,7 +116,7 @@ impl Mailbox {
             waits: Mutex::default(),
             noted,
             account: Arc::default(),
-            events: VmEvents::default(),
+            events,
             asked: AtomicU32::new(0),
         }
     }

@@ -20,6 +20,7 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::parser;
 use crate::record::Sink;
+use crate::record::event::EventJournal;
 use crate::record::vm::Sinks;
 
 /// Maximum number of messages of all VMs that wait for delivery.
@@ -126,6 +127,7 @@ type HandOver = dyn Fn(Box<Message>) -> bool + Send + Sync;
 pub struct Outbox {
     hand_over: Arc<HandOver>,
     counters: Arc<Counters>,
+    journal: EventJournal,
 }
 
 impl fmt::Debug for Outbox {
@@ -139,7 +141,13 @@ impl Outbox {
     /// of one VM, exist at once. `hand_over` must not wait. If it returns false, the message is dropped and counted.
     #[must_use]
     pub fn new(hand_over: impl Fn(Box<Message>) -> bool + Send + Sync + 'static) -> Self {
-        Self { hand_over: Arc::new(hand_over), counters: Arc::default() }
+        Self { hand_over: Arc::new(hand_over), counters: Arc::default(), journal: EventJournal::default() }
+    }
+
+    /// Returns the journal of the events of all VMs.
+    #[must_use]
+    pub fn journal(&self) -> &EventJournal {
+        &self.journal
     }
 
     /// Creates an outbox for use without an agent. It drops and counts each message.

@@ -14,6 +14,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use metadata_common::printable::counted;
+use metadata_content::record::event::AnnouncedEvent;
 use metadata_content::source::RecordSource;
 use serde::{Deserialize, Serialize};
 
@@ -24,8 +25,8 @@ pub use client::{ClientError, StatusRequest, StatusResponse, StreamedResponse, a
 pub const SCHEMA: &str = "status/1";
 /// Most ports to list by default; the status counts the others.
 pub const LISTED_PORTS: usize = 64;
-/// Most conflicts, most refused records, most shadowed records and most shared UUIDs to list, and most records of one
-/// shared UUID.
+/// Most conflicts, most refused records, most shadowed records, most shared UUIDs and most events to list, and most records
+/// of one shared UUID.
 pub const LISTED_COMPLAINTS: usize = 32;
 /// Most MACs that a line names as those that a port expects.
 const NAMED_MACS: usize = 4;
@@ -109,6 +110,12 @@ pub struct AgentStatus {
     /// The last comparison of what the agent attached and pinned with what the kernel has.
     #[serde(default)]
     pub attachments: AttachmentStatus,
+    /// Number of events of VMs that are scheduled or have begun.
+    #[serde(default)]
+    pub pending_events: u64,
+    /// These events; at most [`LISTED_COMPLAINTS`].
+    #[serde(default)]
+    pub events: Vec<PendingEvent>,
     /// Counters that are 0 on a healthy node. Those of frames are of maps that outlive the agent; the others begin with
     /// the agent or with a device.
     pub counters: BTreeMap<String, u64>,
@@ -143,6 +150,18 @@ impl AgentStatus {
             !self.attachments.faults.contains(line) && !macs.contains(line) && counts(line).is_none()
         })
     }
+}
+
+/// What the host will do to a VM, as its guest is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingEvent {
+    /// The VM's record.
+    pub record: String,
+    /// The VM's name.
+    pub vm: String,
+    /// The event, and what the guest said of it.
+    #[serde(flatten)]
+    pub event: AnnouncedEvent,
 }
 
 /// Frames for the metadata addresses from a MAC that no record has on their port: they are dropped. Noticed within the
@@ -559,6 +578,9 @@ pub struct GuestStatus {
     pub way: GuestWay,
     /// The resources that its worker uses for it; `None` if it is not served or the worker is silent.
     pub held: Option<GuestUsage>,
+    /// Events of its VM that are scheduled or have begun.
+    #[serde(default)]
+    pub events: Vec<AnnouncedEvent>,
 }
 
 /// The resources that a worker uses for a guest.

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use metadata_content::record::event::AnnouncedEvent;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -295,6 +296,9 @@ pub struct VmPage {
     pub program: Option<String>,
     /// What its worker holds for it; `None` if it is not served or the worker is silent.
     pub held: Option<GuestUsage>,
+    /// Events of its VM that are scheduled or have begun.
+    #[serde(default)]
+    pub events: Vec<AnnouncedEvent>,
     /// Its last requests, the newest first.
     pub requests: Vec<SeenRequest>,
 }

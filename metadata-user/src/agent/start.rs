@@ -137,7 +137,8 @@ fn start(
         content.store().expect(bound.slot)?;
     }
     let (handing, questions) = HandoverAnswers::new(Arc::clone(&content));
-    let collector = Collector::open(&config.audit, steering.hubs().all().len())?;
+    let mut collector = Collector::open(&config.audit, steering.hubs().all().len())?;
+    collector.read_events(state.journal().clone());
     let mut tallies = Vec::new();
     let mut workers = Vec::new();
     for (at, hub) in steering.hubs().all().to_vec().into_iter().enumerate() {

@@ -17,6 +17,7 @@ use crate::delivery::{self, Deliveries};
 use crate::metrics;
 use metadata_common::printable::counted;
 use metadata_content::identity::Issuer;
+use metadata_content::record::event::EventJournal;
 use metadata_content::record::{Owner, Record, RecordLimits};
 use metadata_content::sink::{MessageLoss, Outbox, SinkCounts};
 use metadata_content::store::VmState;
@@ -348,6 +349,18 @@ impl NodeState {
             let path = path.clone();
             self.saves.submit(StateFile::Dialects, move || asked_dialects::write(&path, &asked));
         }
+    }
+
+    /// The changes of the events of all VMs.
+    #[must_use]
+    pub fn journal(&self) -> &EventJournal {
+        self.outbox.journal()
+    }
+
+    /// The mailboxes of all VMs.
+    #[must_use]
+    pub fn mailboxes(&self) -> &Arc<Mailboxes> {
+        &self.mailboxes
     }
 
     /// Queues a write of the events of VMs, if they have changed since the last write.

@@ -130,6 +130,26 @@ pub struct TokenLine<'a> {
     pub expires: u64,
 }
 
+/// A line for each change of the events that a VM is told of: what the host announces, and that the guest acknowledges it.
+/// Such lines are not sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct EventLine<'a> {
+    /// Time of the change (RFC 3339, UTC).
+    pub time: &'a str,
+    /// The VM's owner.
+    pub vm: &'a str,
+    /// The VM's name; absent for a VM that is not served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<&'a str>,
+    /// The event's id.
+    pub event: &'a str,
+    /// Its kind: `freeze`, `reboot`, `redeploy`, `terminate` or `preempt`.
+    pub kind: &'static str,
+    /// `scheduled`, `started`, `completed` or `cancelled` as the host announces it, `withdrawn` if its source no longer has
+    /// it, or `acknowledged` by the guest.
+    pub change: &'static str,
+}
+
 fn is_one(sampled: &u32) -> bool {
     *sampled == 1
 }

@@ -4,8 +4,14 @@
 //! their clouds' form, and the guest may acknowledge one: whoever waits for that may then go on. An event changes
 //! nothing else: what it announces is done by the platform.
 
+#[cfg(test)]
+mod tests;
+
 use serde::{Deserialize, Serialize};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::values::{AnyLine, Id, Timestamp};
 
@@ -145,6 +151,18 @@ impl AnnouncedEvent {
     }
 }
 
+/// One line for operators: `drain-1: freeze, scheduled for 2030-01-01T00:00:00Z, acknowledged`.
+impl fmt::Display for AnnouncedEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ScheduledEvent { id, kind, state, not_before, .. } = &self.event;
+        write!(f, "{id}: {}, {}", kind.name(), state.name())?;
+        if let (EventState::Scheduled, Some(time)) = (state, not_before) {
+            write!(f, " for {}", time.as_str())?;
+        }
+        f.write_str(if self.acknowledged.is_some() { ", acknowledged" } else { "" })
+    }
+}
+
 fn timestamp(unix: u64) -> Option<Timestamp> {
     i64::try_from(unix).ok().and_then(Timestamp::at)
 }
@@ -208,9 +226,83 @@ pub enum Acknowledgement {
     Unknown,
 }
 
+/// Limit on changes of events that wait for the audit log.
+pub const NOTES: usize = 4_096;
+
+/// What has become of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventNews {
+    /// It is announced, or in another state.
+    State(EventState),
+    /// The record or the VM no longer has it, although it was pending.
+    Withdrawn,
+    /// The guest acknowledged it.
+    Acknowledged,
+}
+
+/// A change of a VM's events, for the audit log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotedEvent {
+    /// The owner of the VM.
+    pub vm: Arc<str>,
+    /// When, in Unix seconds.
+    pub unix_seconds: u64,
+    /// The event's id.
+    pub id: Id,
+    /// Its kind.
+    pub kind: EventKind,
+    /// What has become of it.
+    pub news: EventNews,
+}
+
+/// Where changes of events wait for the audit log; off without one. Clones are the same journal.
+#[derive(Clone, Debug, Default)]
+pub struct EventJournal(Arc<JournalState>);
+
+#[derive(Debug, Default)]
+struct JournalState {
+    is_on: AtomicBool,
+    notes: Mutex<VecDeque<NotedEvent>>,
+    dropped: AtomicU64,
+}
+
+impl EventJournal {
+    /// Begins to note changes.
+    pub fn turn_on(&self) {
+        self.0.is_on.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes what was noted.
+    #[must_use]
+    pub fn take(&self) -> VecDeque<NotedEvent> {
+        std::mem::take(&mut *self.0.notes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the number of changes that found no room.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.0.dropped.load(Ordering::Relaxed)
+    }
+
+    fn note(&self, notes: impl Iterator<Item = NotedEvent>) {
+        let mut waiting = self.0.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        for note in notes {
+            if waiting.len() < NOTES {
+                waiting.push_back(note);
+            } else {
+                self.0.dropped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
 /// The events of one VM. A VM without events has no memory for them.
 #[derive(Debug, Default)]
-pub struct VmEvents(Mutex<Option<Box<EventList>>>);
+pub struct VmEvents {
+    list: Mutex<Option<Box<EventList>>>,
+    /// Where changes are noted, and the owner of the VM.
+    journal: Option<(EventJournal, Arc<str>)>,
+}
 
 /// The events of a VM as they are stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -322,6 +414,7 @@ impl EventList {
                     *known = stored;
                 }
             }
+            (self.instance, self.added) = (stored.instance, stored.added);
         }
         self.change(now_unix);
     }
@@ -339,10 +432,53 @@ impl EventList {
     }
 }
 
+/// Removes the event of an id from a list.
+fn take(events: &mut Vec<AnnouncedEvent>, id: &Id) -> Option<AnnouncedEvent> {
+    let at = events.iter().position(|known| known.event.id == *id)?;
+    Some(events.remove(at))
+}
+
 impl VmEvents {
     /// Locks the events, ignoring poison: every change is complete or has not started.
     fn locked(&self) -> MutexGuard<'_, Option<Box<EventList>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Creates the events of the VM of this owner, whose changes are noted.
+    #[must_use]
+    pub fn noted(journal: EventJournal, vm: Arc<str>) -> Self {
+        Self { list: Mutex::default(), journal: Some((journal, vm)) }
+    }
+
+    /// Makes a change, and notes what has become of the events.
+    fn change<T>(&self, now_unix: u64, change: impl FnOnce(&mut Option<Box<EventList>>) -> T) -> T {
+        let mut list = self.locked();
+        let journal = self.journal.as_ref().filter(|(journal, _)| journal.0.is_on.load(Ordering::Relaxed));
+        let Some((journal, vm)) = journal else { return change(&mut list) };
+        let all = |list: &Option<Box<EventList>>| {
+            list.iter().flat_map(|list| list.all()).cloned().collect::<Vec<_>>()
+        };
+        let before = all(&list);
+        let done = change(&mut list);
+        let note = |known: &AnnouncedEvent, news| {
+            let (vm, id) = (Arc::clone(vm), known.event.id.clone());
+            NotedEvent { vm, unix_seconds: now_unix, id, kind: known.event.kind, news }
+        };
+        let after = all(&list);
+        let find = |list: &[AnnouncedEvent], one: &AnnouncedEvent| {
+            list.iter().find(|known| known.event.id == one.event.id).cloned()
+        };
+        let news = after.iter().flat_map(|known| {
+            let former = find(&before, known);
+            let state = |event: &AnnouncedEvent| (event.event.kind, event.event.state);
+            let is_new = former.as_ref().map(state) != Some(state(known));
+            let said = known.acknowledged.is_some() && former.is_none_or(|it| it.acknowledged.is_none());
+            let news = [(is_new, EventNews::State(known.event.state)), (said, EventNews::Acknowledged)];
+            news.into_iter().filter(|(has, _)| *has).map(|(_, news)| note(known, news))
+        });
+        let gone = before.iter().filter(|known| known.event.is_pending() && find(&after, known).is_none());
+        journal.note(news.chain(gone.map(|known| note(known, EventNews::Withdrawn))));
+        done
     }
 
     /// Returns all events.
@@ -360,6 +496,14 @@ impl VmEvents {
         self.locked().as_ref().map_or(EventDocument::default().incarnation, |list| list.incarnation)
     }
 
+    /// Returns whether an event is pending and the guest has not acknowledged it; `None` if there is no such event.
+    #[must_use]
+    pub fn is_awaited(&self, id: &str) -> Option<bool> {
+        let list = self.locked();
+        let known = list.as_ref()?.all().find(|known| known.event.id.as_str() == id)?;
+        Some(known.event.is_pending() && known.acknowledged.is_none())
+    }
+
     /// Returns the number of events that are still to come or have begun.
     #[must_use]
     pub fn pending(&self) -> u64 {
@@ -370,12 +514,13 @@ impl VmEvents {
     /// Replaces the events of the VM's record. Those that were added for another instance-id are removed, and so are
     /// the acknowledgements of its guest. `now_unix` is the time in Unix seconds, here and below.
     pub fn note_record(&self, instance: &str, events: &[ScheduledEvent], now_unix: u64) {
-        let mut list = self.locked();
-        if list.is_some() || !events.is_empty() {
-            let list = list.get_or_insert_default();
-            list.set_instance(instance, now_unix);
-            list.set_record(events, now_unix);
-        }
+        self.change(now_unix, |list| {
+            if list.is_some() || !events.is_empty() {
+                let list = list.get_or_insert_default();
+                list.set_instance(instance, now_unix);
+                list.set_record(events, now_unix);
+            }
+        });
     }
 
     /// Adds an event for the instance-id of the VM's record, or replaces the added one of its id. Returns false if it
@@ -384,10 +529,11 @@ impl VmEvents {
     /// # Errors
     /// [`EventRefused`]: nothing has changed.
     pub fn add(&self, instance: &str, event: ScheduledEvent, now_unix: u64) -> Result<bool, EventRefused> {
-        let mut list = self.locked();
-        let list = list.get_or_insert_default();
-        list.set_instance(instance, now_unix);
-        list.add(event, now_unix)
+        self.change(now_unix, |list| {
+            let list = list.get_or_insert_default();
+            list.set_instance(instance, now_unix);
+            list.add(event, now_unix)
+        })
     }
 
     /// Cancels an added event. Returns false if it was over already.
@@ -395,15 +541,17 @@ impl VmEvents {
     /// # Errors
     /// [`EventRefused`] if there is no such event, or if it is of the record.
     pub fn cancel(&self, id: &str, now_unix: u64) -> Result<bool, EventRefused> {
-        match self.locked().as_mut() {
+        self.change(now_unix, |list| match list {
             Some(list) => list.cancel(id, now_unix),
             None => Err(EventRefused::Unknown(id.to_owned())),
-        }
+        })
     }
 
     /// Notes that the guest acknowledged a pending event.
     pub fn acknowledge(&self, id: &str, now_unix: u64) -> Acknowledgement {
-        self.locked().as_mut().map_or(Acknowledgement::Unknown, |list| list.acknowledge(id, now_unix))
+        self.change(now_unix, |list| {
+            list.as_mut().map_or(Acknowledgement::Unknown, |list| list.acknowledge(id, now_unix))
+        })
     }
 
     /// Returns the events to store; `None` if there never was one.
@@ -411,7 +559,6 @@ impl VmEvents {
     pub fn stored(&self) -> Option<EventList> {
         self.locked().as_deref().cloned()
     }
-            (self.instance, self.added) = (stored.instance, stored.added);
 
     /// Takes over the events that an earlier agent stored. Events of a record that this agent knows stay.
     pub fn restore(&self, stored: EventList, now_unix: u64) {
@@ -423,198 +570,3 @@ impl VmEvents {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::{
-        Acknowledgement, EVENTS_PER_VM, EventDocument, EventKind, EventRefused, EventState, ScheduledEvent,
-        VmEvents,
-/// Removes the event of an id from a list.
-fn take(events: &mut Vec<AnnouncedEvent>, id: &Id) -> Option<AnnouncedEvent> {
-    let at = events.iter().position(|known| known.event.id == *id)?;
-    Some(events.remove(at))
-}
-
-    };
-
-    const INSTANCE: &str = "i-1";
-
-    fn event(id: &str, state: EventState) -> ScheduledEvent {
-        let text = format!(r#"{{"id": "{id}", "kind": "freeze", "state": "{}"}}"#, state.name());
-        serde_json::from_str(&text).expect("an event")
-    }
-
-    fn scheduled(id: &str) -> ScheduledEvent {
-        event(id, EventState::Scheduled)
-    }
-
-    fn states(document: &EventDocument) -> Vec<(&str, EventState)> {
-        document.events.iter().map(|known| (known.event.id.as_str(), known.event.state)).collect()
-    }
-
-    #[test]
-    fn names_are_those_of_records() {
-        for kind in EventKind::ALL {
-            assert_eq!(serde_json::to_value(kind).expect("a name"), kind.name());
-        }
-        for state in EventState::ALL {
-            assert_eq!(serde_json::to_value(state).expect("a name"), state.name());
-        }
-    }
-
-    #[test]
-    fn a_vm_without_events_has_an_empty_document_and_no_memory_for_them() {
-        let events = VmEvents::default();
-        events.note_record(INSTANCE, &[], 0);
-        assert_eq!((events.document(), events.stored()), (EventDocument::default(), None));
-        assert_eq!(events.acknowledge("a", 1), Acknowledgement::Unknown);
-        assert_eq!(events.cancel("a", 0), Err(EventRefused::Unknown("a".into())));
-    }
-
-    #[test]
-    fn each_change_has_a_number_and_a_repetition_has_none() {
-        let events = VmEvents::default();
-        let first = events.incarnation();
-        assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));
-        assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(false));
-        assert_eq!(events.add(INSTANCE, event("a", EventState::Started), 0), Ok(true));
-        assert_eq!((events.cancel("a", 0), events.cancel("a", 0)), (Ok(true), Ok(false)));
-        events.note_record(INSTANCE, &[scheduled("b")], 0);
-        events.note_record(INSTANCE, &[scheduled("b")], 0);
-        let now = events.document();
-        assert_eq!(now.incarnation, first + 4);
-        assert_eq!(states(&now), [("b", EventState::Scheduled), ("a", EventState::Cancelled)]);
-        assert_eq!(now.pending().map(|known| known.event.id.as_str()).collect::<Vec<_>>(), ["b"]);
-    }
-
-    #[test]
-    fn an_added_event_that_the_record_states_becomes_the_records_with_its_acknowledgement() {
-        let events = VmEvents::default();
-        assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));
-        events.note_record(INSTANCE, &[event("a", EventState::Started)], 0);
-        assert_eq!(states(&events.document()), [("a", EventState::Started)]);
-        let refused = EventRefused::OfRecord("a".into());
-        let added = events.add(INSTANCE, scheduled("a"), 0);
-        assert_eq!((added, events.cancel("a", 0)), (Err(refused.clone()), Err(refused)));
-    }
-
-    #[test]
-    fn an_acknowledgement_is_noted_once_stays_with_its_event_and_changes_no_number() {
-        let events = VmEvents::default();
-        events.note_record(INSTANCE, &[scheduled("r")], 0);
-        assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));
-        let before = events.incarnation();
-        for id in ["r", "a"] {
-            assert_eq!(events.acknowledge(id, 60), Acknowledgement::Noted);
-            assert_eq!(events.acknowledge(id, 90), Acknowledgement::Repeated);
-        }
-        assert_eq!(events.incarnation(), before);
-        events.note_record(INSTANCE, &[event("r", EventState::Started)], 0);
-        assert_eq!(events.add(INSTANCE, event("a", EventState::Completed), 0), Ok(true));
-        for known in &events.document().events {
-            let acknowledged = known.acknowledged.as_ref().map(super::Timestamp::as_str);
-            assert_eq!(acknowledged, Some("1970-01-01T00:01:00Z"), "{}", known.event.id);
-        }
-        assert_eq!(events.acknowledge("a", 99), Acknowledgement::Unknown, "it is over");
-    }
-
-    #[test]
-    fn an_event_that_comes_anew_is_not_acknowledged_yet() {
-        let events = VmEvents::default();
-        let is_acknowledged = |id: &str| events.document().find(id).expect(id).acknowledged.is_some();
-        for state in [EventState::Completed, EventState::Cancelled] {
-            events.note_record(INSTANCE, &[scheduled("r")], 0);
-            assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));
-            assert!(!is_acknowledged("r") && !is_acknowledged("a"), "{state:?}");
-            assert_eq!(events.acknowledge("r", 60), Acknowledgement::Noted);
-            assert_eq!(events.acknowledge("a", 60), Acknowledgement::Noted);
-            events.note_record(INSTANCE, &[event("r", state)], 0);
-            assert_eq!(events.add(INSTANCE, event("a", state), 0), Ok(true));
-            assert!(is_acknowledged("r") && is_acknowledged("a"), "{state:?}: its end changes nothing");
-        }
-    }
-
-    #[test]
-    fn a_change_has_a_later_number_than_any_before_it_on_any_node() {
-        let (source, target) = (VmEvents::default(), VmEvents::default());
-        source.note_record(INSTANCE, &[scheduled("r")], 1_000);
-        source.note_record(INSTANCE, &[event("r", EventState::Started)], 1_000);
-        assert_eq!(source.incarnation(), 1_001);
-        target.note_record(INSTANCE, &[event("r", EventState::Completed)], 1_050);
-        assert_eq!(target.incarnation(), 1_050);
-    }
-
-    #[test]
-    fn what_the_previous_agent_stored_is_joined_with_what_this_one_has_noted() {
-        let (previous, next) = (VmEvents::default(), VmEvents::default());
-        previous.note_record(INSTANCE, &[scheduled("r")], 0);
-        assert_eq!(previous.add(INSTANCE, scheduled("a"), 0), Ok(true));
-        assert_eq!(previous.acknowledge("r", 60), Acknowledgement::Noted);
-        let stored = previous.stored().expect("it has events");
-        next.note_record(INSTANCE, &[event("r", EventState::Started)], 0);
-        next.note_record(INSTANCE, &[event("r", EventState::Completed)], 0);
-        assert_eq!(next.incarnation(), stored.incarnation, "by chance");
-        next.restore(stored.clone(), 0);
-        let document = next.document();
-        assert_eq!(states(&document), [("r", EventState::Completed), ("a", EventState::Scheduled)]);
-        assert!(document.events[0].acknowledged.is_some());
-        assert!(document.incarnation > stored.incarnation, "what was rendered is outdated");
-    }
-
-    #[test]
-    fn pending_events_are_limited_and_those_that_are_over_make_room() {
-        let events = VmEvents::default();
-        for n in 0..EVENTS_PER_VM {
-            assert_eq!(events.add(INSTANCE, scheduled(&format!("e{n}")), 0), Ok(true));
-        }
-        assert_eq!(events.add(INSTANCE, scheduled("more"), 0), Err(EventRefused::Full));
-        assert_eq!(events.cancel("e3", 0), Ok(true));
-        assert_eq!(events.add(INSTANCE, scheduled("more"), 0), Ok(true));
-        let document = events.document();
-        assert_eq!(document.events.len(), EVENTS_PER_VM);
-        assert!(document.find("e3").is_none() && document.find("more").is_some());
-    }
-
-    #[test]
-    fn what_is_stored_comes_back_and_another_instance_starts_without_it() {
-        let events = VmEvents::default();
-        events.note_record(INSTANCE, &[scheduled("r")], 0);
-        assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));
-        assert_eq!(events.acknowledge("r", 60), Acknowledgement::Noted);
-        let text = serde_json::to_string(&events.stored()).expect("stored events");
-        let next = VmEvents::default();
-        next.restore(serde_json::from_str(&text).expect("stored events"), 0);
-        assert_eq!(next.document(), events.document());
-        next.note_record(INSTANCE, &[scheduled("r")], 0);
-        assert_eq!(next.document(), events.document(), "the record is the same");
-        next.note_record("i-2", &[scheduled("r")], 0);
-        let document = next.document();
-        assert_eq!(states(&document), [("r", EventState::Scheduled)]);
-        assert!(document.events[0].acknowledged.is_none() && document.incarnation > events.incarnation());
-    }
-}
-        assert_eq!(events.acknowledge("a", 60), Acknowledgement::Noted);
-        assert!(events.document().events[0].acknowledged.is_some());
-        events.note_record(INSTANCE, &[], 0);
-        assert_eq!(states(&events.document()), [], "it does not come back when the record drops it");
-    }
-
-    #[test]
-    fn a_guest_acknowledges_no_event_that_it_is_not_shown() {
-        let events = VmEvents::default();
-        assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));
-        events.note_record(INSTANCE, &[event("a", EventState::Completed)], 0);
-        assert_eq!(events.acknowledge("a", 60), Acknowledgement::Unknown, "the record says that it is over");
-        // Nor after a restart, when the record is known before what was stored of it.
-        let (previous, next) = (VmEvents::default(), VmEvents::default());
-        assert_eq!(previous.add(INSTANCE, scheduled("a"), 0), Ok(true));
-        next.note_record(INSTANCE, &[event("a", EventState::Completed)], 0);
-        next.restore(previous.stored().expect("it has events"), 0);
-        assert_eq!(states(&next.document()), [("a", EventState::Completed)]);
-        assert_eq!(next.acknowledge("a", 60), Acknowledgement::Unknown);
-        // The guest of another instance has acknowledged nothing.
-        let other = VmEvents::default();
-        other.note_record("i-2", &[scheduled("a")], 0);
-        assert_eq!(previous.acknowledge("a", 60), Acknowledgement::Noted);
-        other.restore(previous.stored().expect("it has events"), 0);
-        assert!(other.document().events[0].acknowledged.is_none());

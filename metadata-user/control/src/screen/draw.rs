@@ -232,6 +232,9 @@ impl Page<'_> {
         );
         let requests = if row.first.is_none() { "none seen since you watch".into() } else { requests };
         self.labelled("requests", &requests, Style::new());
+        for (at, event) in page.events.iter().enumerate() {
+            self.labelled(if at == 0 { "events" } else { "" }, &event.to_string(), self.look.waits());
+        }
         self.line("", Style::new());
         if page.requests.is_empty() {
             return;

@@ -139,6 +139,12 @@ fn page() -> VmPage {
         hub: Some(0),
         program: Some("xdp".into()),
         held: Some(GuestUsage { connections: 1, requests: 0 }),
+        events: vec![
+            serde_json::from_value(
+                serde_json::json!({"id": "drain-1", "kind": "freeze", "state": "started"}),
+            )
+            .expect("an event"),
+        ],
         requests: vec![
             request(0.2, "/v1/user-data", 200),
             request(0.3, "/v1/vendor-data", 503),

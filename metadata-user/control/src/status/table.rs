@@ -7,8 +7,8 @@ use metadata_common::printable::{Printable, counted, printable};
 use metadata_content::record::values::Timestamp;
 
 use super::{
-    AgentStatus, FailedReads, GuestState, GuestStatus, GuestWay, IssuerState, PortState, RecordMemory,
-    ShadowedRecord, Share, SharedUuid, SourceStatus, TenantShare,
+    AgentStatus, FailedReads, GuestState, GuestStatus, GuestWay, IssuerState, PendingEvent, PortState,
+    RecordMemory, ShadowedRecord, Share, SharedUuid, SourceStatus, TenantShare,
 };
 
 /// Width of the left column, in characters.
@@ -57,6 +57,9 @@ pub(super) fn status(status: &AgentStatus, out: &mut dyn Write) -> io::Result<()
         format!("{uuid}: {}{more}", records.join(", "))
     });
     list("shared UUID", shared, out)?;
+    let more = status.pending_events.saturating_sub(status.events.len() as u64);
+    let events = status.events.iter().map(|PendingEvent { vm, event, .. }| format!("{vm}: {event}"));
+    list("events", events.chain((more > 0).then(|| format!("and {more} more"))), out)?;
     for each in &status.sources {
         source(each, out)?;
     }
@@ -195,6 +198,7 @@ pub(super) fn guests(name: &str, guests: &[GuestStatus], out: &mut dyn Write) ->
         ] {
             value.map_or(Ok(()), |value| row(name, &value, out))?;
         }
+        list("events", guest.events.iter(), out)?;
     }
     Ok(())
 }
@@ -241,12 +245,23 @@ mod tests {
     use metadata_content::source::RecordSource;
     use std::collections::BTreeMap;
 
-    use super::{FailedReads, RecordMemory, Share, SourceStatus, Span, TenantShare, guests, status};
+    use super::{
+        FailedReads, PendingEvent, RecordMemory, Share, SourceStatus, Span, TenantShare, guests, status,
+    };
     use crate::status::{
         AgentStatus, AttachmentStatus, ExpectedMac, GuestState, GuestStatus, GuestUsage, GuestWay,
         InstanceState, Instances, IssuerState, MacMismatch, Phase, PortState, PortStatus, PortSummary,
         RecentWarning, RefusedRecord, ShadowedRecord, WorkerStatus,
     };
+    use metadata_content::record::event::AnnouncedEvent;
+
+    fn drain(acknowledged: Option<&str>) -> AnnouncedEvent {
+        let event = serde_json::json!({
+            "id": "drain-1", "kind": "freeze", "state": "scheduled", "not_before": "2030-01-01T00:00:00Z",
+            "announced": "2029-12-31T23:55:00Z", "acknowledged": acknowledged,
+        });
+        serde_json::from_value(event).expect("an event")
+    }
 
     fn some() -> AgentStatus {
         let worker = WorkerStatus {
@@ -341,6 +356,12 @@ mod tests {
                 ended: false,
                 signed: 7,
             }),
+            pending_events: 3,
+            events: vec![PendingEvent {
+                record: "file/web.yaml".into(),
+                vm: "web".into(),
+                event: drain(Some("2029-12-31T23:56:00Z")),
+            }],
             counters: [("identity_mismatch".into(), 3), ("over_limit".into(), 0)].into(),
             lately: vec![RecentWarning {
                 level: "warn".into(),
@@ -373,6 +394,8 @@ identities  9
 inherited   ports of the previous agent stay closed until a record names them
 refused     web.yaml: no vm
 shadowed    ns.yaml: by api/ns
+events      web: drain-1: freeze, scheduled for 2030-01-01T00:00:00Z, acknowledged
+            and 2 more
 KubeVirt    the API server, last read 5 min 10 s ago
             attempts have failed for 3 min 9 s: forbidden: 403 no
 Proxmox VE  /etc/pve/qemu-server, last read 1 min 2 s ago
@@ -408,6 +431,7 @@ lately      1 min 1 s ago, warn: port tap7: no (2 times)
             program: Some("xdp".into()),
             way: GuestWay::Inlet,
             held: Some(GuestUsage { connections: 2, requests: 1 }),
+            events: vec![drain(None)],
         };
         let mut out = Vec::new();
         guests("web", &[guest], &mut out).expect("written");
@@ -422,6 +446,7 @@ way         the inlet of its pod
 slot        4
 hub         0
 holds       2 connections, 1 waiting request
+events      drain-1: freeze, scheduled for 2030-01-01T00:00:00Z
 ";
         assert_eq!(String::from_utf8(out).expect("text"), expected);
     }

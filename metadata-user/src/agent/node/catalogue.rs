@@ -15,6 +15,7 @@ use metadata_content::source::RecordSource;
 use metadata_content::store::Responses;
 use metadata_feed::memory_budget::MemoryBudget;
 use metadata_feed::registry::{Change, RecordId, Registry};
+use metadata_feed::state::mailboxes::Mailboxes;
 use metadata_feed::state::save_queue::{SaveQueue, UnsavedFiles};
 use metadata_feed::{FeedError, FeedEvent};
 use tracing::{debug, warn};
@@ -138,6 +139,11 @@ impl RecordCatalogue {
     #[must_use]
     pub(super) fn record(&self, id: &RecordId) -> Option<&Arc<Record>> {
         self.records.get(id)
+    }
+
+    /// The records in force.
+    pub(super) fn records(&self) -> impl Iterator<Item = (&RecordId, &Arc<Record>)> {
+        self.records.iter()
     }
 
     /// The memory that all records share.
@@ -359,6 +365,12 @@ impl RecordCatalogue {
 
     /// The queue that writes the files of the state directory.
     #[must_use]
+    /// The mailboxes of all VMs.
+    #[must_use]
+    pub(crate) fn mailboxes(&self) -> &Arc<Mailboxes> {
+        self.state.mailboxes()
+    }
+
     pub(crate) fn saves(&self) -> &SaveQueue {
         self.state.saves()
     }

@@ -124,6 +124,7 @@ impl Reporter {
     #[must_use]
     pub(super) fn status(&self, view: NodeView<'_>, about: PortFilter, health: &Health) -> AgentStatus {
         let steering = view.ports.steering();
+        let (pending_events, events) = view.events();
         let mut status = AgentStatus {
             schema: SCHEMA.into(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -155,6 +156,8 @@ impl Reporter {
             },
             shares: view.shares().into_iter().map(share).collect(),
             attachments: attachments(steering),
+            pending_events,
+            events,
             counters: self.troubling(view),
             lately: recent::last(),
         };

@@ -10,10 +10,11 @@ use std::collections::BTreeMap;
 
 use metadata_common::port::PortName;
 use metadata_common::share::{ShareReport, Tenant};
+use metadata_content::record::event::AnnouncedEvent;
 use metadata_content::source::RecordSource;
 use metadata_control::status::{
     ExpectedMac, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_PORTS,
-    MacMismatch, PortFilter, PortState, PortStatus, PortSummary as PortsReport, RefusedRecord,
+    MacMismatch, PendingEvent, PortFilter, PortState, PortStatus, PortSummary as PortsReport, RefusedRecord,
     ShadowedRecord, SharedUuid,
 };
 use metadata_feed::registry::{RecordId, RecordStanding};
@@ -186,6 +187,27 @@ impl<'a> NodeView<'a> {
             unlisted: ids.len().saturating_sub(LISTED_COMPLAINTS) as u64,
         });
         shared.collect()
+    }
+
+    /// The pending events of a record's VM, if the record is in force.
+    fn pending_events(self, id: Option<&RecordId>) -> Vec<AnnouncedEvent> {
+        let record = id.and_then(|id| self.catalogue.record(id));
+        let mailbox = record.and_then(|record| self.catalogue.mailboxes().loaded(&record.owner()));
+        mailbox.map_or_else(Vec::new, |mailbox| mailbox.events().document().pending().cloned().collect())
+    }
+
+    /// Number of pending events, and the first [`LISTED_COMPLAINTS`] of them.
+    pub(super) fn events(self) -> (u64, Vec<PendingEvent>) {
+        let count = self.catalogue.errands().mailboxes.pending_events;
+        if count == 0 {
+            return (0, Vec::new());
+        }
+        let events = self.catalogue.records().flat_map(|(id, record)| {
+            let events = self.pending_events(Some(id)).into_iter();
+            let (record, vm) = (id.to_string(), record.vm.name.to_string());
+            events.map(move |event| PendingEvent { record: record.clone(), vm: vm.clone(), event })
+        });
+        (count, events.take(LISTED_COMPLAINTS).collect())
     }
 
     /// Records shadowed by another source's record of the same VM, [`LISTED_COMPLAINTS`] at most.

@@ -5,6 +5,8 @@ use crossbeam_queue::ArrayQueue;
 use metadata_common::addresses::Connection;
 use metadata_common::maps::{MAX_SLOTS, Slot};
 use metadata_content::http::{Method, StatusCode};
+use metadata_content::record::event::{EventJournal, EventNews};
+use metadata_content::record::values::Timestamp;
 use metadata_content::store::{Datasource, Responses};
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::{AuditConfig, AuditLine, AuditTarget, TokenLine, Writer};
+use super::{AuditConfig, AuditLine, AuditTarget, EventLine, TokenLine, Writer};
 use crate::service::audit;
 
 /// Interval at which the tapes are emptied.
@@ -48,6 +50,8 @@ pub struct AuditCounts {
 pub struct Collector {
     tapes: Vec<TurnTape>,
     log: Option<Log>,
+    /// The changes of the events of all VMs.
+    events: EventJournal,
     following: Option<FollowedGuests>,
 }
 
@@ -81,7 +85,15 @@ impl Collector {
                 turns.tape.turn_on();
             }
         }
-        Ok(Self { tapes, log, following: None })
+        Ok(Self { tapes, log, events: EventJournal::default(), following: None })
+    }
+
+    /// Writes lines of the changes in this journal, too.
+    pub fn read_events(&mut self, events: EventJournal) {
+        if self.has_log() {
+            events.turn_on();
+        }
+        self.events = events;
     }
 
     /// The tape of a worker.
@@ -133,7 +145,10 @@ impl Collector {
     /// Takes all recorded answers: queues their lines for writing, and notes them for those who follow. Ends the
     /// following if nobody has renewed it.
     pub fn collect(&mut self, now: Instant) {
-        let Self { tapes, log, following } = self;
+        let Self { tapes, log, following, events } = self;
+        if let Some(log) = log {
+            log.events_noted(events);
+        }
         for turns in tapes {
             let (mut chunk, mut lines) = (Vec::new(), 0);
             turns.take(|entry, took| {
@@ -184,9 +199,42 @@ impl Collector {
         Some(AuditCounts {
             written,
             sampled: tapes().map(|tape| tape.left_out()).sum(),
-            queue_full: log.queue_full + tapes().map(|tape| tape.dropped()).sum::<u64>(),
+            queue_full: log.queue_full
+                + self.events.dropped()
+                + tapes().map(|tape| tape.dropped()).sum::<u64>(),
             write_failed,
         })
+    }
+}
+
+impl Log {
+    /// Queues the lines of changed events.
+    fn events_noted(&mut self, events: &EventJournal) {
+        let notes = events.take();
+        let (mut chunk, mut lines) = (Vec::new(), 0);
+        for note in &notes {
+            let time = i64::try_from(note.unix_seconds).ok().and_then(Timestamp::at);
+            let vms = self.who.values().filter_map(|who| who.vm.as_ref());
+            let line = EventLine {
+                time: time.as_ref().map_or("", Timestamp::as_str),
+                vm: &note.vm,
+                name: vms.clone().find(|(owner, _)| **owner == *note.vm).map(|(_, name)| name.as_str()),
+                event: note.id.as_str(),
+                kind: note.kind.name(),
+                change: match note.news {
+                    EventNews::State(state) => state.name(),
+                    EventNews::Withdrawn => "withdrawn",
+                    EventNews::Acknowledged => "acknowledged",
+                },
+            };
+            if audit::write_json(&mut chunk, &line).is_ok() {
+                chunk.push(b'\n');
+                lines += 1;
+            }
+        }
+        if lines > 0 && !self.writer.write(chunk, lines) {
+            self.queue_full += lines;
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 use metadata_common::addresses::Connection;
 use metadata_content::http::{Method, StatusCode};
+use metadata_content::record::event::{EventJournal, ScheduledEvent, VmEvents};
 use metadata_content::store::{Datasource, Responses, VmState};
 use serde_json::Value;
 use std::fs;
@@ -77,6 +78,38 @@ fn a_line_names_client_path_and_result() {
     assert_eq!(lines(&file(&room)), [expected]);
     let mode = fs::metadata(file(&room)).expect("a file").permissions().mode() & 0o777;
     assert_eq!(mode, 0o600);
+}
+
+#[test]
+fn a_line_says_what_a_vm_is_told_and_that_its_guest_acknowledged_it() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (mut collector, _tape) = open(&to(&file(&room)));
+    let journal = EventJournal::default();
+    collector.read_events(journal.clone());
+    collector.is_now(7, "tap0".into(), "52:54:00:00:00:01".into(), Some((UUID, "web")));
+    let (events, other) =
+        (VmEvents::noted(journal.clone(), UUID.into()), VmEvents::noted(journal, "off".into()));
+    let event = serde_json::json!({"id": "drain-1", "kind": "freeze", "description": "secret plans"});
+    let event: ScheduledEvent = serde_json::from_value(event).expect("an event");
+    events.note_record("i", std::slice::from_ref(&event), 1_700_000_000);
+    events.acknowledge("drain-1", 1_700_000_001);
+    other.note_record("i", &[event], 1_700_000_002);
+    drop(collector);
+    let line = |time: &str, vm: &str, name: Option<&str>, change: &str| {
+        let mut line = serde_json::json!({"time": time, "vm": vm, "event": "drain-1", "kind": "freeze", "change": change});
+        if let Some(name) = name {
+            line["name"] = name.into();
+        }
+        line
+    };
+    assert_eq!(
+        lines(&file(&room)),
+        [
+            line("2023-11-14T22:13:20Z", UUID, Some("web"), "scheduled"),
+            line("2023-11-14T22:13:21Z", UUID, Some("web"), "acknowledged"),
+            line("2023-11-14T22:13:22Z", "off", None, "scheduled"),
+        ]
+    );
 }
 
 #[test]

@@ -122,6 +122,7 @@ impl<'a> NodeView<'a> {
             program: self.ports.program_of(&who.port),
             way: way_of(&who.port),
             held: None,
+            events: self.pending_events(id),
         };
         (guest, self.ports.ask_held(who))
     }

@@ -159,6 +159,7 @@ impl<'a> NodeView<'a> {
             hub: slot.map(|slot| self.ports.steering().hubs().hub_of(slot)),
             program: self.ports.program_of(&who.port),
             held: None,
+            events: self.pending_events(id),
             requests: requests.map(|request| seen_request(request, now)).collect(),
         };
         (page, self.ports.ask_held(who))

@@ -61,6 +61,7 @@ impl UnservedNic<'_> {
             program: None,
             way: self.port.as_ref().map_or(GuestWay::Device, way_of),
             held: None,
+            events: Vec::new(),
         }
     }
 
