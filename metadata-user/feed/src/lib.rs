@@ -6,6 +6,7 @@
 pub mod check;
 pub mod contact;
 pub mod directory;
+pub mod hold;
 #[cfg(feature = "kubevirt")]
 pub mod kubevirt;
 pub mod libvirt;

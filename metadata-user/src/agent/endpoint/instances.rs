@@ -37,7 +37,7 @@ use tokio::sync::{Mutex, Semaphore, oneshot};
 use tokio::time::Instant;
 use tracing::info;
 
-use super::listen::{EvictionGuard, Peer};
+use super::listen::{EVENT_WAITS, EvictionGuard, Peer, WAITS};
 use super::{Agent, ControlRequest};
 use crate::agent::node::{ClearedData, TaggedRecord, etag};
 use crate::agent::registration_store::RegistrationStore;
@@ -56,10 +56,6 @@ use request::RequestConditions;
 pub(crate) use request::{CheckedRegistration, InstanceRequest};
 use request::{Named, PortWait};
 
-/// Limit on clients that wait for the ports of their VM. Further clients are refused, and nothing changes.
-pub(crate) const WAITS: usize = 16;
-/// Limit on clients that wait for a guest to acknowledge an event. Further clients are refused.
-pub(crate) const EVENT_WAITS: usize = 64;
 /// How long a client waits by default.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);
 /// Limit on the time that a client may wait.

@@ -24,8 +24,14 @@ use tracing::{info, warn};
 
 use crate::http_connection::{self, HttpLimits};
 
-/// Limit on connections of one listener. Beyond it one that waits for its client is closed.
+/// Limit on connections of the metrics address. Beyond it one that waits for its client is closed.
 pub(super) const CONNECTIONS: usize = 32;
+/// Limit on clients that wait until their ports are attached. Further clients are refused.
+pub(super) const WAITS: usize = 16;
+/// Limit on clients that wait for a guest to acknowledge an event. Further clients are refused.
+pub(super) const EVENT_WAITS: usize = 64;
+/// Limit on connections of the control socket. Clients that wait leave the others as many as the metrics address has.
+pub(super) const CONTROL_CONNECTIONS: usize = CONNECTIONS + WAITS + EVENT_WAITS;
 /// Time limit from the start of a connection, or the end of an answer, to the end of the next request's head.
 pub(super) const HEAD_WITHIN: Duration = Duration::from_secs(5);
 /// Limit on a request's head, in bytes.
@@ -77,6 +83,8 @@ impl fmt::Display for Peer {
 pub(crate) trait PeerListener: Listener<Stream: AsyncRead + AsyncWrite + Unpin> {
     /// Its name in the log.
     const NAME: &str;
+    /// Limit on its connections.
+    const MOST: usize;
 
     /// The peer of a connection.
     fn peer(stream: &Self::Stream) -> Peer;
@@ -84,6 +92,7 @@ pub(crate) trait PeerListener: Listener<Stream: AsyncRead + AsyncWrite + Unpin> 
 
 impl PeerListener for TcpListener {
     const NAME: &str = "the metrics address";
+    const MOST: usize = CONNECTIONS;
 
     fn peer(_: &TcpStream) -> Peer {
         Peer::Network
@@ -92,6 +101,7 @@ impl PeerListener for TcpListener {
 
 impl PeerListener for UnixListener {
     const NAME: &str = "the control socket";
+    const MOST: usize = CONTROL_CONNECTIONS;
 
     fn peer(stream: &UnixStream) -> Peer {
         stream.peer_cred().map_or(Peer::Network, |peer| Peer::Process {
@@ -105,7 +115,7 @@ impl PeerListener for UnixListener {
 /// Serves the connections of a listener until the task ends. Handlers find [`Peer`], [`EvictionGuard`] and the
 /// connection's [`Holder`](metadata_feed::listen::ConnectionHolder) in a request's extensions.
 pub(crate) async fn serve<L: PeerListener>(listener: L, app: Router) -> anyhow::Result<()> {
-    let places = ConnectionLimit { name: L::NAME, most: CONNECTIONS, when_full: WhenFull::Evict };
+    let places = ConnectionLimit { name: L::NAME, most: L::MOST, when_full: WhenFull::Evict };
     let attend = |stream, stay: EvictionGuard| {
         let (peer, holder) = (L::peer(&stream), L::holder(&stream));
         let for_handlers = stay.clone();

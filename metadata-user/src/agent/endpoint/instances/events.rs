@@ -1,18 +1,17 @@
 //! `/v1/events`: the events of a record's VM.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::Response;
 use metadata_content::parser;
-use metadata_content::record::event::{EventDocument, EventRefused, ScheduledEvent};
+use metadata_content::record::event::{EventRefused, ScheduledEvent};
 use metadata_control::instances::ApiProblem;
+use metadata_feed::hold::{self, GuestReadiness};
 use metadata_feed::registry::RecordId;
 use metadata_feed::state::save_queue::StateFile;
-use tokio::time::{Instant, sleep};
 use tracing::info;
 
 use super::super::listen::{EvictionGuard, Peer};
@@ -27,8 +26,6 @@ use crate::agent::node::{ChangedEvents, EventChange};
 
 /// Limit on an event in a request, in bytes.
 const BODY_MAX: usize = 4 << 10;
-/// How often to look whether a guest has acknowledged an event.
-const ACKNOWLEDGED_EVERY: Duration = Duration::from_millis(50);
 
 async fn change(agent: &Agent, id: &RecordId, change: EventChange) -> Result<ChangedEvents, ApiProblem> {
     let about = id.clone();
@@ -46,32 +43,25 @@ pub(super) async fn show(
 ) -> Result<Response, ProblemResponse> {
     let NamedEvent { id, event, wait } = read_event(&uri, &Method::GET)?;
     let mailbox = change(&agent, &id, EventChange::Look).await?.mailbox;
-    let mut document = mailbox.events().document();
     if let (Some(event), Some(wait)) = (&event, wait) {
         let registrar = Arc::clone(&agent.registrar);
+        // The place is free again when the client has gone, because that drops this future.
         let _place = registrar.event_waits.try_acquire().map_err(|_| too_many_wait_for_guests())?;
         let _stay = stay.hold();
-        let until = Instant::now() + wait;
-        while is_awaited(&document, event)? {
-            if Instant::now() >= until {
-                return Err(not_acknowledged(event, wait).into());
-            }
-            sleep(ACKNOWLEDGED_EVERY).await;
-            document = mailbox.events().document();
+        let told = hold::within(wait, || {
+            let said = GuestReadiness::of(mailbox.events(), event);
+            (said != GuestReadiness::Awaited).then_some(())
+        });
+        told.await.ok_or_else(|| not_acknowledged(event, wait))?;
+    }
+    let mut document = mailbox.events().document();
+    if let Some(event) = event {
+        document.events.retain(|known| known.event.id.as_str() == event);
+        if document.events.is_empty() {
+            return Err(event_refused(&EventRefused::Unknown(event)).into());
         }
     }
-    if let Some(event) = event {
-        is_awaited(&document, &event)?;
-        document.events.retain(|known| known.event.id.as_str() == event);
-    }
     Ok(json(StatusCode::OK, &document))
-}
-
-/// Returns whether an event is pending and not acknowledged.
-fn is_awaited(document: &EventDocument, event: &str) -> Result<bool, ApiProblem> {
-    let unknown = || EventRefused::Unknown(event.to_owned());
-    let known = document.find(event).ok_or_else(|| event_refused(&unknown()))?;
-    Ok(known.event.is_pending() && known.acknowledged.is_none())
 }
 
 /// Adds an event, or replaces the one of its id. The answer comes once the disk has it.

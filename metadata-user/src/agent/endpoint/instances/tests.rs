@@ -12,9 +12,9 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::super::listen::{self, CONNECTIONS, LIFE};
+use super::super::listen::{self, CONTROL_CONNECTIONS, LIFE};
 use super::super::{ControlRequest, Routers};
-use super::{BODY_MAX, CheckedRegistration, InstanceRequest, OPENAPI, Registrar, WAITS, routes};
+use super::{BODY_MAX, CheckedRegistration, EVENT_WAITS, InstanceRequest, OPENAPI, Registrar, WAITS, routes};
 use crate::agent::Health;
 use crate::agent::node::{ChangedEvents, ClearedData, RegistrationConflict, TaggedRecord};
 use crate::agent::registration_store::RegistrationStore;
@@ -145,6 +145,7 @@ impl Book {
 /// A control socket and a simulated control loop.
 struct Bench {
     room: tempfile::TempDir,
+    registrar: Arc<Registrar>,
     book: Arc<Mutex<Book>>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -159,13 +160,14 @@ impl Bench {
     fn new() -> Self {
         let room = tempfile::tempdir().expect("a directory");
         let config = Config { state: Some(room.path().into()), ..Config::default() };
+        let registrar = Registrar::new(&config);
         let Routers { control, requests, .. } =
-            Routers::new(Health::new(vec![]), Registrar::new(&config), None);
+            Routers::new(Health::new(vec![]), Arc::clone(&registrar), None);
         let listener = UnixListener::bind(room.path().join("socket")).expect("a socket");
         let door = tokio::spawn(async { listen::serve(listener, control).await.expect("a door stays open") });
         let book = Arc::new(Mutex::new(Book::default()));
         let control = tokio::spawn(work(requests, Arc::clone(&book)));
-        Self { room, book, tasks: vec![door, control] }
+        Self { room, registrar, book, tasks: vec![door, control] }
     }
 
     fn socket(&self) -> PathBuf {
@@ -389,7 +391,7 @@ async fn clients_wait_up_to_the_limit_and_others_are_served_meanwhile() {
     assert_eq!(bench.ask("GET", "/v1/instances/more", &[], "").await.status, 404, "nothing was changed");
     // More other clients connect than the limit allows, and no waiting client loses its connection.
     let mut idle = Vec::new();
-    for _ in 0..2 * CONNECTIONS {
+    for _ in 0..2 * CONTROL_CONNECTIONS {
         idle.push(UnixStream::connect(bench.socket()).await.expect("a connection"));
         assert_eq!(bench.put("other", &[], 1).await.status / 100, 2);
     }
@@ -592,6 +594,48 @@ async fn events_of_the_record_are_its_sources_and_added_ones_have_a_limit() {
     assert_eq!((refused.status, &refused.body["type"]), (507, &json!("urn:xdp-imds:full")));
     let one = bench.ask("GET", "/v1/events/web?id=e3", &[], "").await;
     assert_eq!(one.body["events"].as_array().map(Vec::len), Some(1), "{one:?}");
+}
+
+#[tokio::test]
+async fn clients_that_wait_for_guests_leave_room_for_others_and_free_their_place_when_they_go() {
+    let bench = Bench::new();
+    assert_eq!(bench.put("web", &[], 1).await.status, 201);
+    let event = json!({"id": "e", "kind": "freeze"}).to_string();
+    assert_eq!(bench.ask("PUT", "/v1/events/web", &[], &event).await.status, 200);
+    let path = "/v1/events/web?id=e&wait=acknowledged&timeout=30s";
+    let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let mut waiting = Vec::new();
+    for _ in 0..EVENT_WAITS {
+        let mut stream = UnixStream::connect(bench.socket()).await.expect("a connection");
+        stream.write_all(head.as_bytes()).await.expect("room");
+        waiting.push(stream);
+    }
+    let free = async |places: usize| {
+        let is_free = async {
+            while bench.registrar.event_waits.available_permits() != places {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, is_free).await.is_ok()
+    };
+    assert!(free(0).await, "all of them wait");
+    let refused = bench.ask("GET", path, &[], "").await;
+    assert_eq!((refused.status, &refused.body["type"]), (503, &json!("urn:xdp-imds:busy")), "{refused:?}");
+    for n in 0..8 {
+        assert_eq!(bench.ask("GET", "/v1/events/web", &[], "").await.status, 200, "{n}");
+    }
+    // A hook that is killed closes its socket and says nothing more.
+    waiting.truncate(EVENT_WAITS / 2);
+    assert!(free(EVENT_WAITS / 2).await, "the places of those who went");
+    let mailbox = bench.book().mailbox.clone().expect("a mailbox");
+    mailbox.events().acknowledge("e", 60);
+    for mut stream in waiting {
+        let mut status = [0; 12];
+        let read = tokio::time::timeout(PATIENCE, stream.read_exact(&mut status)).await;
+        read.expect("an answer in time").expect("an answer");
+        assert_eq!(&status, b"HTTP/1.1 200");
+    }
+    assert!(free(EVENT_WAITS).await, "nobody waits any more");
 }
 
 /// The schema a `$ref` refers to.
