@@ -3,6 +3,7 @@
 //!
 //! The API server, launchers, control groups and kubelet come from `support`; everything else is production code.
 
+mod holds;
 mod node;
 mod outages;
 mod passt;

@@ -29,10 +29,11 @@ pub use volumes::VolumeCache;
 
 use metadata_content::record::ServeSettings;
 use metadata_content::record::values::Account;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 // The section `kubevirt` of the configuration.
 
@@ -84,6 +85,10 @@ pub struct KubevirtOptions {
     /// The socket of KubeVirt's node hook in a directory that virt-handler reaches
     /// (`/var/run/kubevirt/plugins/xdp-imds.sock`); none by default.
     pub hook: Option<PathBuf>,
+    /// Seconds that a live migration waits in the node hook for the guest to acknowledge its event, at most 30; 0
+    /// (default) for no wait. Needs `watch`, and more time in the Plugin (`timeout`) than this.
+    #[serde(deserialize_with = "hold_seconds")]
+    pub hold_seconds: u8,
 }
 
 impl Default for KubevirtOptions {
@@ -107,6 +112,7 @@ impl Default for KubevirtOptions {
             watch: true,
             events: true,
             hook: None,
+            hold_seconds: 0,
         }
     }
 }
@@ -116,6 +122,11 @@ impl KubevirtOptions {
     #[must_use]
     pub fn pods(&self) -> PathBuf {
         self.kubelet.join("pods")
+    }
+
+    /// How long a live migration waits for its guest. Without a watch nobody announces one.
+    fn hold(&self) -> Duration {
+        if self.watch { Duration::from_secs(u64::from(self.hold_seconds)) } else { Duration::ZERO }
     }
 
     /// The number of a namespace, for clouds whose projects and accounts have numbers: the configured one, or else one
@@ -143,6 +154,18 @@ fn number(account: &Account) -> u64 {
 fn derived(text: &str) -> u64 {
     let hash: [u8; 32] = Sha256::digest(text).into();
     hash.iter().take(8).fold(0_u64, |number, byte| number << 8 | u64::from(*byte)) % 1_000_000_000_000
+}
+
+/// Longest wait of a live migration for its guest, in seconds.
+const HOLD_SECONDS_MOST: u8 = 30;
+
+fn hold_seconds<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
+    let seconds = u8::deserialize(from)?;
+    if seconds > HOLD_SECONDS_MOST {
+        let expected = format!("expected at most {HOLD_SECONDS_MOST} in `hold_seconds`, found {seconds}");
+        return Err(de::Error::custom(expected));
+    }
+    Ok(seconds)
 }
 
 /// `instance_id`.
@@ -199,6 +222,7 @@ pub fn volume(field: &str) -> String {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::time::Duration;
 
     use super::{InstanceId, KubevirtOptions, Passt};
 
@@ -223,12 +247,22 @@ mod tests {
         let options: KubevirtOptions = serde_yaml::from_str("{}").expect("all defaults");
         assert_eq!(options, KubevirtOptions::default());
         let text = "{node: n1, kubelet: /kubelet, opt_in: true, instance_id: namespace-name, \
-                    serve: {dialects: [nocloud]}, tokens: [a/b], hook: /s, passt: listen}";
+                    serve: {dialects: [nocloud]}, tokens: [a/b], hook: /s, passt: listen, hold_seconds: 30}";
         let options: KubevirtOptions = serde_yaml::from_str(text).expect("options");
         assert_eq!((options.node.as_deref(), options.kubelet.as_path()), (Some("n1"), Path::new("/kubelet")));
         assert_eq!((options.opt_in, options.instance_id), (true, InstanceId::NamespaceName));
         assert_eq!((options.passt, KubevirtOptions::default().passt), (Passt::Listen, Passt::Report));
-        for text in ["{nod: n1}", "{instance_id: name}", "{passt: yes}", "{serve: {dialects: [x]}}"] {
+        assert_eq!(options.hold(), Duration::from_secs(30));
+        let unwatched = KubevirtOptions { watch: false, ..options };
+        assert_eq!((unwatched.hold(), KubevirtOptions::default().hold()), (Duration::ZERO, Duration::ZERO));
+        for text in [
+            "{hold_seconds: 31}",
+            "{hold_seconds: 256}",
+            "{nod: n1}",
+            "{instance_id: name}",
+            "{passt: yes}",
+            "{serve: {dialects: [x]}}",
+        ] {
             serde_yaml::from_str::<KubevirtOptions>(text).expect_err(text);
         }
     }

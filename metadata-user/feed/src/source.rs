@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use crate::FeedError;
 use crate::check::Check;
 use crate::publisher::Publisher;
+use crate::state::mailboxes::Mailboxes;
 use crate::state::save_queue::SaveQueue;
 
 /// The work of a source. It ends when nobody receives its events any more, or with the reason why it cannot go on.
@@ -95,6 +96,8 @@ pub struct SourceContext {
     pub pause: TakeoverPause,
     /// How the source's records are served.
     pub services: watch::Receiver<Services>,
+    /// What guests have said, of events too.
+    pub mailboxes: Arc<Mailboxes>,
 }
 
 /// How a source can be read.

@@ -85,6 +85,7 @@ impl Feeds {
             stays: config.pins.is_some(),
             pause: self.pause.clone(),
             services,
+            mailboxes: Arc::clone(host.catalogue.mailboxes()),
         };
         let work = source.run(context, publisher);
         host.tasks.spawn(async move { Ok(work.await?) });

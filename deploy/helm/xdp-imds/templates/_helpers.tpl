@@ -13,6 +13,9 @@
 {{- $kubevirt := dict "kubelet" "/kubelet" -}}
 {{- if .Values.plugin.enabled -}}
 {{- $_ := set $kubevirt "hook" "/var/run/kubevirt/plugins/xdp-imds.sock" -}}
+{{- if .Values.plugin.holdSeconds -}}
+{{- $_ := set $kubevirt "hold_seconds" .Values.plugin.holdSeconds -}}
+{{- end -}}
 {{- end -}}
 {{- if ne .Values.kubevirt.passt "report" -}}
 {{- $_ := set $kubevirt "passt" .Values.kubevirt.passt -}}

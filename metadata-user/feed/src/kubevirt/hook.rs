@@ -6,6 +6,7 @@
 //! | hook point | effect | answered |
 //! |---|---|---|
 //! | `PreVMStart` | the feed serves the VMI | once its record is published, at the latest after [`WAIT`] |
+//! | `PreMigrationSource` | nothing, or the [hold](MigrationHold) | at once, or once the guest has acknowledged the migration |
 //! | `PreMigrationTarget` | the feed serves the VMI as soon as its tap exists | at once |
 //! | `PostVMStop` | the hook no longer names the VMI | at once |
 //! | any other | nothing | at once |
@@ -17,10 +18,11 @@
 //! With `failureStrategy: Ignore` the VM starts, and the agent holds its requests until the record arrives. With `Fail`
 //! virt-handler calls again, and the VM starts once its metadata is ready. virt-handler may repeat every call.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use std::{fs, io};
 
@@ -36,17 +38,23 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message as _;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
-use tracing::debug;
+use tokio::time::Instant;
+use tracing::{debug, info};
 
 use super::Vmi;
+use super::translate::events::migration_id;
 use crate::FeedError;
+use crate::hold::{self, GuestReadiness};
+use crate::state::mailboxes::Mailboxes;
 
 /// Longest wait for a VMI's record.
 pub const WAIT: Duration = Duration::from_secs(2);
 /// Most connections. Beyond it, one without a whole call makes room.
 pub const CALLS: usize = 64;
-/// Longest life of a connection.
+/// Longest life of a connection, beside the hold of a migration.
 pub const LIFE: Duration = Duration::from_secs(8);
+/// How many migrations the hold remembers, so that a call that is repeated does not begin it anew.
+pub const MIGRATIONS: usize = 256;
 /// Most bytes of a call. etcd accepts objects of 1.5 MiB, and JSON needs more bytes for the same object.
 pub const BYTES: usize = 4 << 20;
 
@@ -87,6 +95,8 @@ pub struct HookCall {
 pub enum Point {
     /// `PreVMStart`: the VM is about to run.
     Starts,
+    /// `PreMigrationSource`: the VM is about to leave for another node.
+    Leaves,
     /// `PreMigrationTarget`: the VM is about to arrive from another node.
     Comes,
     /// `PostVMStop`: the VM has ended.
@@ -97,10 +107,65 @@ impl Point {
     fn of(name: &str) -> Option<Self> {
         match name {
             "PreVMStart" => Some(Self::Starts),
+            "PreMigrationSource" => Some(Self::Leaves),
             "PreMigrationTarget" => Some(Self::Comes),
             "PostVMStop" => Some(Self::Stopped),
             _ => None,
         }
+    }
+}
+
+/// Holds live migrations until their guests have acknowledged them, so that a guest may save its work before it is
+/// frozen. virt-handler asks before it tells the launcher to migrate. The answer is always that it may: a silent guest
+/// delays its migration by the limit, once.
+#[derive(Debug)]
+pub struct MigrationHold {
+    limit: Duration,
+    mailboxes: Arc<Mailboxes>,
+    /// The last migrations that were held, by the ids of their events, and when that began. virt-handler may repeat a
+    /// call.
+    begun: Mutex<VecDeque<(String, Instant)>>,
+}
+
+impl MigrationHold {
+    /// A hold of this limit; zero for none.
+    #[must_use]
+    pub fn new(limit: Duration, mailboxes: Arc<Mailboxes>) -> Self {
+        Self { limit, mailboxes, begun: Mutex::default() }
+    }
+
+    /// Waits until the guest has acknowledged its migration.
+    async fn wait(&self, vmi: &Vmi) {
+        let Some(event) = vmi.status.migration_state.as_ref().and_then(migration_id) else { return };
+        // Nobody tells the guest of a VM that is not served.
+        let Some(mailbox) = self.mailboxes.loaded(&vmi.owner()) else { return };
+        let left = self.left(&event);
+        if left.is_zero() {
+            return;
+        }
+        // The watch may announce the migration later than virt-handler knows of it.
+        let told = hold::within(left, || {
+            (GuestReadiness::of(mailbox.events(), &event) == GuestReadiness::Ready).then_some(())
+        });
+        if told.await.is_none() {
+            info!(vmi = vmi.key(), event, "the guest has not acknowledged its migration, which goes on");
+        }
+    }
+
+    /// How long a migration may still be held.
+    fn left(&self, event: &str) -> Duration {
+        if self.limit.is_zero() {
+            return Duration::ZERO;
+        }
+        let (mut begun, now) = (self.begun.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+        if let Some((_, since)) = begun.iter().find(|(known, _)| known == event) {
+            return self.limit.saturating_sub(now - *since);
+        }
+        if begun.len() == MIGRATIONS {
+            begun.pop_front();
+        }
+        begun.push_back((event.to_owned(), now));
+        self.limit
     }
 }
 
@@ -139,31 +204,35 @@ pub fn open(path: &Path) -> Result<UnixListener, FeedError> {
 }
 
 /// Serves calls until the receiver is dropped.
-pub async fn serve(listener: UnixListener, calls: mpsc::Sender<HookCall>) {
+pub async fn serve(listener: UnixListener, calls: mpsc::Sender<HookCall>, hold: Arc<MigrationHold>) {
     let places = ConnectionLimit { name: "the node hook's socket", most: CALLS, when_full: WhenFull::Evict };
-    let attend = |stream, stay| attend(stream, calls.clone(), stay);
+    let attend = |stream, stay| attend(stream, (calls.clone(), Arc::clone(&hold)), stay);
     tokio::select! {
         never = crate::listen::serve(&listener, places, attend) => match never {},
         () = calls.closed() => {}
     }
 }
 
-async fn attend(stream: UnixStream, calls: mpsc::Sender<HookCall>, stay: EvictionGuard) {
-    let answer = service_fn(move |request| answer(request, calls.clone(), stay.clone()));
+/// Who answers calls: the feed, and the hold of migrations.
+type HookHandlers = (mpsc::Sender<HookCall>, Arc<MigrationHold>);
+
+async fn attend(stream: UnixStream, handlers: HookHandlers, stay: EvictionGuard) {
+    let life = LIFE + handlers.1.limit;
+    let answer = service_fn(move |request| answer(request, handlers.clone(), stay.clone()));
     let mut server = http2::Builder::new(TokioExecutor::new());
     server.max_concurrent_streams(1);
     let conversation = server.serve_connection(TokioIo::new(stream), answer);
-    if let Ok(Err(error)) = tokio::time::timeout(LIFE, conversation).await {
+    if let Ok(Err(error)) = tokio::time::timeout(life, conversation).await {
         debug!("a caller of the node hook: {error}");
     }
 }
 
 async fn answer(
     request: Request<Incoming>,
-    calls: mpsc::Sender<HookCall>,
+    handlers: HookHandlers,
     stay: EvictionGuard,
 ) -> Result<Response<impl Body<Data = Bytes, Error = Infallible>>, Infallible> {
-    let (status, message) = match handle(request, &calls, &stay).await {
+    let (status, message) = match handle(request, &handlers, &stay).await {
         Ok(()) => (Status::Ok, String::new()),
         Err(refusal) => refusal,
     };
@@ -187,7 +256,7 @@ async fn answer(
 
 async fn handle(
     request: Request<Incoming>,
-    calls: &mpsc::Sender<HookCall>,
+    (calls, hold): &HookHandlers,
     stay: &EvictionGuard,
 ) -> Result<(), Refusal> {
     if request.uri().path() != METHOD {
@@ -199,6 +268,10 @@ async fn handle(
     let asked = read(&body.to_bytes())?;
     let Some(point) = Point::of(&asked.hook_point) else { return Ok(()) };
     let vmi = Vmi::read(&asked.vmi).map_err(|error| (Status::InvalidArgument, error.to_string()))?;
+    if point == Point::Leaves {
+        hold.wait(&vmi).await;
+        return Ok(());
+    }
     let key = vmi.key();
     let (done, told) = oneshot::channel();
     let call = HookCall { vmi: Box::new(vmi), point, done };
@@ -230,14 +303,17 @@ fn read(body: &Bytes) -> Result<ExecuteNodeHookRequest, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::{
-        BYTES, Bytes, CALLS, ExecuteNodeHookRequest, HookCall, METHOD, NodeContext, Point, Vmi, WAIT, open,
-        serve,
+        BYTES, Bytes, CALLS, ExecuteNodeHookRequest, HookCall, METHOD, MigrationHold, NodeContext, Point,
+        Vmi, WAIT, open, serve,
     };
+    use crate::state::mailboxes::Mailboxes;
     use http_body_util::{BodyExt as _, Full};
     use hyper::Request;
     use hyper_util::rt::{TokioExecutor, TokioIo};
+    use metadata_content::sink::Outbox;
     use prost::Message as _;
     use std::path::{Path, PathBuf};
+    use std::sync::Arc;
     use std::time::{Duration, Instant};
     use tokio::net::UnixStream;
     use tokio::sync::mpsc;
@@ -258,7 +334,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("hook.sock");
         let (calls, told) = mpsc::channel(4);
-        tokio::spawn(serve(open(&path).expect("a socket"), calls));
+        let hold = MigrationHold::new(Duration::ZERO, Mailboxes::in_memory(Outbox::detached()).into());
+        tokio::spawn(serve(open(&path).expect("a socket"), calls, hold.into()));
         (dir, path, told)
     }
 
@@ -315,6 +392,8 @@ mod tests {
         for (name, point) in [
             ("PreMigrationTarget", Some(Point::Comes)),
             ("PostVMStop", Some(Point::Stopped)),
+            // The hold is off.
+            ("PreMigrationSource", None),
             ("PostVMStart", None),
             ("PreVMStop", None),
             ("SomethingNew", None),
@@ -322,6 +401,47 @@ mod tests {
             assert_eq!(call(&socket, METHOD, message(name, VMI)).await, (0, 5), "{name}");
             assert_eq!(calls.try_recv().ok().map(|call| call.point), point, "{name}");
         }
+    }
+
+    /// A VMI that migrates.
+    fn migrating(uid: &str) -> Vmi {
+        let mut vmi: serde_json::Value = serde_json::from_slice(VMI).expect("JSON");
+        vmi["status"]["migrationState"] = serde_json::json!({"migrationUid": uid});
+        Vmi::from_value(vmi).expect("a VMI")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_migration_waits_for_its_guest_once_and_no_longer_than_the_limit() {
+        const LIMIT: Duration = Duration::from_secs(30);
+        let mailboxes = Arc::new(Mailboxes::in_memory(Outbox::detached()));
+        let hold = MigrationHold::new(LIMIT, Arc::clone(&mailboxes));
+        let took = async |vmi: &Vmi| {
+            let start = tokio::time::Instant::now();
+            hold.wait(vmi).await;
+            start.elapsed()
+        };
+        assert_eq!(took(&migrating("a")).await, Duration::ZERO, "the VM is not served");
+        let mailbox = mailboxes.get(&migrating("a").owner());
+        assert_eq!(took(&migrating("a")).await, LIMIT, "the guest is silent");
+        assert_eq!(took(&migrating("a")).await, Duration::ZERO, "virt-handler repeats its call");
+        assert_eq!(took(&Vmi::read(VMI).expect("a VMI")).await, Duration::ZERO, "it does not migrate");
+        let vmi = migrating("b");
+        let announce = |state: &str| {
+            let event = serde_json::json!({"id": "migration-b", "kind": "freeze", "state": state});
+            mailbox.events().note_record("i", &[serde_json::from_value(event).expect("an event")], 0);
+        };
+        announce("scheduled");
+        let guest = async {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            mailbox.events().acknowledge("migration-b", 1);
+        };
+        let (took_b, ()) = tokio::join!(took(&vmi), guest);
+        assert!((Duration::from_secs(2)..Duration::from_secs(3)).contains(&took_b), "{took_b:?}");
+        assert_eq!(took(&vmi).await, Duration::ZERO, "the guest is ready");
+        let off = MigrationHold::new(Duration::ZERO, mailboxes);
+        let start = tokio::time::Instant::now();
+        off.wait(&migrating("c")).await;
+        assert_eq!(start.elapsed(), Duration::ZERO, "it is off");
     }
 
     #[tokio::test]

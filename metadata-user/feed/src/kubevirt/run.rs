@@ -14,13 +14,14 @@ use tracing::{debug, info, warn};
 
 use super::client::{ApiWatch, Reports, Update};
 use super::core::{Action, Core, JobResult, VmiOrigin};
-use super::hook::{HookCall, Point};
+use super::hook::{HookCall, MigrationHold, Point};
 use super::volumes::ReadVolumes;
 use super::{KubevirtOptions, NODE_VARIABLE, VolumeCache, client, hook, kept};
 use crate::contact::Contact;
 use crate::pods::{Inlets, PodDirectories, PodEvent, PodUid, Pods, PodsError, Volumes};
 use crate::publisher::{MemoryFreed, Publisher};
 use crate::source::Services;
+use crate::state::mailboxes::Mailboxes;
 use crate::state::save_queue::{SaveQueue, StateFile};
 use crate::{FeedError, FeedEvent};
 
@@ -101,7 +102,7 @@ impl Launchers for Pods {
 pub async fn serve(
     (options, inlets): (KubevirtOptions, Inlets),
     limits: RecordLimits,
-    (state, saves): (Option<&Path>, SaveQueue),
+    (state, saves, mailboxes): (Option<&Path>, SaveQueue, Arc<Mailboxes>),
     (contact, services): (Arc<Contact>, watch::Receiver<Services>),
     tx: impl Into<Publisher>,
 ) -> Result<(), FeedError> {
@@ -109,7 +110,8 @@ pub async fn serve(
     let (calls, hook) = mpsc::channel(hook::CALLS);
     let mut doors = JoinSet::new();
     if let Some(path) = &options.hook {
-        doors.spawn(hook::serve(hook::open(path)?, calls));
+        let hold = Arc::new(MigrationHold::new(options.hold(), mailboxes));
+        doors.spawn(hook::serve(hook::open(path)?, calls, hold));
     }
     let volumes = Volumes::new(&places.pods);
     let (pods, pod_events) =
@@ -361,6 +363,8 @@ impl Run {
         match point {
             Point::Starts | Point::Comes => self.core.applied(VmiOrigin::Hook, *vmi, now),
             Point::Stopped => self.core.gone(VmiOrigin::Hook, &key, now),
+            // The hook waits by itself.
+            Point::Leaves => {}
         }
         self.waiting.push((key, done));
     }

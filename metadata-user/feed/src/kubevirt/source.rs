@@ -33,10 +33,11 @@ impl Source for KubevirtSource {
 
     fn run(&self, context: SourceContext, publisher: Publisher) -> SourceTask {
         let (options, contact) = (self.options.clone(), Arc::clone(&self.contact));
-        let SourceContext { limits, addresses, state, saves, stays, pause, services, .. } = context;
+        let SourceContext { limits, addresses, state, saves, stays, pause, services, mailboxes, .. } =
+            context;
         let inlets = Inlets { addresses, stay: stays, pause };
         Box::pin(async move {
-            let state = (state.as_deref(), saves);
+            let state = (state.as_deref(), saves, mailboxes);
             serve((options, inlets), limits, state, (contact, services), publisher).await
         })
     }

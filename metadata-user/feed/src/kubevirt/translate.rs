@@ -1,7 +1,7 @@
 //! Translates a VMI and its pod into a record. This module reads only through its arguments.
 
 mod data;
-mod events;
+pub(super) mod events;
 
 #[cfg(test)]
 mod tests;

@@ -143,6 +143,12 @@ impl Mailboxes {
         mailbox
     }
 
+    /// The mailbox of the VM of this owner, if it is in use. Reads no file.
+    #[must_use]
+    pub fn loaded(&self, owner: &Owner) -> Option<Arc<Mailbox>> {
+        locked(&self.table).get(owner.as_str()).map(Arc::clone)
+    }
+
     /// Notes the dialects that VMs asked the previous agent for.
     pub fn remember(&self, asked: DialectsByUuid) {
         let table = locked(&self.table);

@@ -21,7 +21,7 @@ json.dump([error and f"{error.json_path}: {error.message}" for error in errors],
 "#;
 
 /// Values that the chart refuses, and a word of the error.
-const WRONG: [(&str, &str); 22] = [
+const WRONG: [(&str, &str); 23] = [
     ("unheardOf: 1", "unheardOf"),
     ("image: {tags: latest}", "tags"),
     ("image: {digest: latest}", "digest"),
@@ -42,6 +42,7 @@ const WRONG: [(&str, &str); 22] = [
     ("networkPolicy: {apiServerPorts: [0]}", "apiServerPorts"),
     ("networkPolicy: {apiServerCidrs: [10.0.0.1]}", "apiServerCidrs"),
     ("plugin: {failureStrategy: fail}", "failureStrategy"),
+    ("plugin: {holdSeconds: 31}", "holdSeconds"),
     ("policy: {apiVersion: v1}", "apiVersion"),
     ("webhook: {enabled: true, certManager: false}", "caBundle"),
 ];

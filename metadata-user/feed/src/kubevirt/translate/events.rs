@@ -25,19 +25,22 @@ fn is_over(state: &MigrationState) -> bool {
     state.completed || state.failed || state.end_timestamp.is_some()
 }
 
+/// The id of the event of a live migration.
+pub(in crate::kubevirt) fn migration_id(migration: &MigrationState) -> Option<String> {
+    let uid = &migration.migration_uid;
+    (!uid.is_empty()).then(|| format!("migration-{uid}"))
+}
+
 /// A live migration. Its target is prepared for some seconds before memory is sent, and the guest stops at the end of
 /// that.
 fn migration(migration: &MigrationState) -> Option<Value> {
-    if migration.migration_uid.is_empty() {
-        return None;
-    }
+    let id = migration_id(migration)?;
     let state = match migration {
         MigrationState { failed: true, .. } => "cancelled",
         over if is_over(over) => "completed",
         MigrationState { start_timestamp: Some(_), .. } => "started",
         _ => "scheduled",
     };
-    let id = format!("migration-{}", migration.migration_uid);
     Some(json!({ "id": id, "kind": "freeze", "state": state, "description": "live migration" }))
 }
 
