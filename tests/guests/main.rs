@@ -2,9 +2,11 @@
 
 mod answers_on_a_tap;
 mod boot_storm;
+mod drain;
 mod every_address;
 mod guest_state;
 mod guest_traffic;
+mod holds;
 mod hostile;
 mod isolation;
 mod long_answers;

@@ -57,8 +57,8 @@ pub struct NodeState {
     saves: SaveQueue,
     /// The file of dialects that guests have asked for, and what was last queued for it.
     asked: Option<(PathBuf, Mutex<DialectsByUuid>)>,
-    /// The file of events, and what was last queued for it.
-    events: Option<(PathBuf, Mutex<EventsByOwner>)>,
+    /// The file of events.
+    events: Option<Arc<EventsFile>>,
     outbox: Outbox,
     /// The issuer of identity tokens, if the node has one.
     issuer: Option<Issuer>,
@@ -100,6 +100,33 @@ impl GivenKey {
             warn!("the token key stays as it is: {problem}");
         }
         self.problem = problem;
+    }
+}
+
+/// The file of the events of all VMs.
+#[derive(Debug)]
+struct EventsFile {
+    path: PathBuf,
+    /// What it holds.
+    written: Mutex<EventsByOwner>,
+}
+
+impl EventsFile {
+    /// Reads the file.
+    fn read(&self) -> EventsByOwner {
+        let known = read_events(&self.path);
+        self.written.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&known);
+        known
+    }
+
+    /// Replaces the file, unless it holds the same.
+    fn write(&self, events: EventsByOwner) -> io::Result<()> {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        if *written != events {
+            vm_events::write(&self.path, &events)?;
+            *written = events;
+        }
+        Ok(())
     }
 }
 
@@ -204,9 +231,9 @@ impl NodeState {
         });
         let events = config.state.as_ref().map(|directory| {
             let path = directory.join(vm_events::FILE);
-            let known = read_events(&path);
-            mailboxes.restore_events(known.clone(), unix_now());
-            (path, Mutex::new(known))
+            let file = EventsFile { path, written: Mutex::default() };
+            mailboxes.restore_events(file.read(), unix_now());
+            Arc::new(file)
         });
         let given = config.token_key.as_deref().map(given).transpose()?.flatten();
         let is_used = given.is_some();
@@ -319,9 +346,21 @@ impl NodeState {
         if let Some((path, _)) = &self.asked {
             self.mailboxes.remember(read_asked(path));
         }
-        if let Some((path, _)) = &self.events {
-            self.mailboxes.restore_events(read_events(path), unix_now());
+        if let Some(file) = &self.events {
+            self.mailboxes.restore_events(file.read(), unix_now());
         }
+    }
+
+    /// The changes of the events of all VMs.
+    #[must_use]
+    pub fn journal(&self) -> &EventJournal {
+        self.outbox.journal()
+    }
+
+    /// The mailboxes of all VMs.
+    #[must_use]
+    pub fn mailboxes(&self) -> &Arc<Mailboxes> {
+        &self.mailboxes
     }
 
     /// The queue that writes the files of the state directory.
@@ -351,28 +390,12 @@ impl NodeState {
         }
     }
 
-    /// The changes of the events of all VMs.
-    #[must_use]
-    pub fn journal(&self) -> &EventJournal {
-        self.outbox.journal()
-    }
-
-    /// The mailboxes of all VMs.
-    #[must_use]
-    pub fn mailboxes(&self) -> &Arc<Mailboxes> {
-        &self.mailboxes
-    }
-
-    /// Queues a write of the events of VMs, if they have changed since the last write.
+    /// Queues a write of the events of VMs. They are collected only when it is their turn: one write has all changes that
+    /// were queued before it, and the control loop looks at no other VM.
     pub fn save_events(&self) {
-        let Some((path, queued)) = &self.events else { return };
-        let events = self.mailboxes.events();
-        let mut queued = queued.lock().unwrap_or_else(PoisonError::into_inner);
-        if *queued != events {
-            queued.clone_from(&events);
-            let path = path.clone();
-            self.saves.submit(StateFile::Events, move || vm_events::write(&path, &events));
-        }
+        let Some(file) = &self.events else { return };
+        let (file, mailboxes) = (Arc::clone(file), Arc::clone(&self.mailboxes));
+        self.saves.submit(StateFile::Events, move || file.write(mailboxes.events()));
     }
 
     /// Troubles with the state directory, for the operator.

@@ -342,17 +342,19 @@ impl RecordCatalogue {
         let mut touched = TouchedPorts::default();
         if changed == Ok(true) {
             self.state.save_events();
-            touched = self.ports_with_other_events();
+            touched = self.ports_with_other_events(Some(&owner));
         }
         let saves = self.state.saves().clone();
         let done = changed.map(|changed| ChangedEvents { changed, mailbox: vm.mailbox, vm: owner, saves });
         Some((done, touched))
     }
 
-    /// The ports whose answers were rendered with other events than those of their VM now.
-    fn ports_with_other_events(&mut self) -> TouchedPorts {
+    /// The ports whose answers were rendered with other events than those of their VM now, of one VM or of all.
+    fn ports_with_other_events(&mut self, vm: Option<&Owner>) -> TouchedPorts {
         let mut others = BTreeSet::new();
-        for (id, record) in self.records.iter().filter(|(id, record)| self.renderer.is_outdated(id, record)) {
+        let is_meant = |record: &Record| vm.is_none_or(|vm| record.owner_text() == vm.as_str());
+        let meant = self.records.iter().filter(|(_, record)| is_meant(record));
+        for (id, record) in meant.filter(|(id, record)| self.renderer.is_outdated(id, record)) {
             others.append(&mut self.plan.put(id, Some(record)));
         }
         TouchedPorts { others, ..TouchedPorts::default() }
@@ -363,14 +365,14 @@ impl RecordCatalogue {
         self.state.save()
     }
 
-    /// The queue that writes the files of the state directory.
-    #[must_use]
     /// The mailboxes of all VMs.
     #[must_use]
     pub(crate) fn mailboxes(&self) -> &Arc<Mailboxes> {
         self.state.mailboxes()
     }
 
+    /// The queue that writes the files of the state directory.
+    #[must_use]
     pub(crate) fn saves(&self) -> &SaveQueue {
         self.state.saves()
     }

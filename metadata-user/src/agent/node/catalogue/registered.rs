@@ -92,7 +92,7 @@ impl RecordCatalogue {
         self.state.reload();
         let mut touched = self.read_registered();
         // The other agent may have changed the events of any VM.
-        touched.merge(self.ports_with_other_events());
+        touched.merge(self.ports_with_other_events(None));
         touched
     }
 
