@@ -3,6 +3,7 @@
 mod azure_agent;
 mod cloud_init_crawls;
 mod cloud_init_networks;
+mod events;
 mod guest_agents;
 mod identity;
 mod other_clients;
