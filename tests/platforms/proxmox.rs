@@ -1,6 +1,7 @@
 //! The agent serves the VMs of a Proxmox VE node from their configurations, while these come, change and go.
 
 mod fleet;
+mod hookscript;
 
 use std::collections::BTreeSet;
 use std::ffi::CString;

@@ -21,7 +21,7 @@ const TOOLS: &[(&str, &str)] =
     &[("dpkg-deb", "dpkg"), ("strip", "binutils"), ("systemd-analyze", "systemd"), ("unshare", "util-linux")];
 
 /// The files of the package, with their modes.
-const FILES: [(&str, &str); 28] = [
+const FILES: [(&str, &str); 29] = [
     ("./etc/libvirt/hooks/qemu.d/xdp-imds", "-rwxr-xr-x"),
     ("./etc/xdp-imds/config.yaml", "-rw-r--r--"),
     ("./etc/xdp-imds/libvirt/README", "-rw-r--r--"),
@@ -49,6 +49,7 @@ const FILES: [(&str, &str); 28] = [
     ("./usr/share/man/man1/xdp-imds.1.gz", "-rw-r--r--"),
     ("./usr/share/xdp-imds/alerts.yaml", "-rw-r--r--"),
     ("./usr/share/xdp-imds/dashboard.json", "-rw-r--r--"),
+    ("./usr/share/xdp-imds/proxmox-hookscript", "-rwxr-xr-x"),
     ("./usr/share/zsh/vendor-completions/_xdp-imds", "-rw-r--r--"),
 ];
 

@@ -20,11 +20,12 @@ const DOCUMENTS: [(&str, &str); 4] = [
 /// Directories of the book whose pages are documents of the package.
 const CHAPTERS: [(&str, &str); 2] = [("docs/src/operate", "operate"), ("docs/src/reference", "reference")];
 /// Other files that the package has.
-const FILES: [(&str, &str); 6] = [
+const FILES: [(&str, &str); 7] = [
     ("deploy/libvirt/domain.xml", "/usr/share/doc/xdp-imds/examples/domain.xml"),
     ("deploy/libvirt/xdp-imds", "/etc/libvirt/hooks/qemu.d/xdp-imds"),
     ("deploy/helm/xdp-imds/files/alerts.yaml", "/usr/share/xdp-imds/alerts.yaml"),
     ("deploy/helm/xdp-imds/files/xdp-imds.json", "/usr/share/xdp-imds/dashboard.json"),
+    ("deploy/proxmox/xdp-imds", "/usr/share/xdp-imds/proxmox-hookscript"),
     ("deploy/network/NetworkManager.conf", "/usr/lib/NetworkManager/conf.d/90-xdp-imds.conf"),
     ("deploy/network/systemd-networkd.network", "/usr/lib/systemd/network/10-xdp-imds.network"),
 ];
