@@ -4,10 +4,12 @@
 //! are simulated: each pod is found as soon as the feed watches for it.
 
 use metadata_content::record::{Record, RecordLimits};
+use metadata_content::sink::Outbox;
 use metadata_feed::contact::Contact;
 use metadata_feed::kubevirt::{Feed, KubevirtOptions, Launchers, WatchPacing, follow};
 use metadata_feed::pods::{Inlets, Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
 use metadata_feed::source::FailureStreak;
+use metadata_feed::state::mailboxes::Mailboxes;
 use metadata_feed::state::save_queue::SaveQueue;
 use metadata_feed::{FeedEvent, kubevirt};
 use serde_json::{Value, json};
@@ -505,7 +507,7 @@ async fn a_feed_without_kubelets_pod_directory_does_not_start() {
         let served = kubevirt::serve(
             (options, Inlets::default()),
             RecordLimits::DEFAULT,
-            (None, SaveQueue::default()),
+            (None, SaveQueue::default(), Arc::new(Mailboxes::in_memory(Outbox::detached()))),
             (kubevirt::contact(), watch::channel(BTreeMap::new()).1),
             tx,
         );
