@@ -95,7 +95,7 @@ fn a_hook_that_is_killed_leaves_nothing_behind_but_its_event() {
     // More than may wait at once, so that the last ones find room only because the first ones left theirs.
     for _ in 0..80 {
         let mut waiting = node.hold(LONG).stdout(Stdio::null()).spawn().expect("it runs");
-        if waiting.id() % 8 == 0 {
+        if waiting.id().is_multiple_of(8) {
             // Some get as far as their wait.
             std::thread::sleep(Duration::from_millis(40));
         }
