@@ -197,7 +197,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// The codes of a verb with their meanings. A verb of a group has the group's name in front.
+/// The exit codes of a verb with their meanings. Name a verb of a group with the group: `event ls`.
 pub fn exit_codes(verb: &str) -> impl Iterator<Item = (u8, &'static str)> {
     // libvirt takes any other code as a refusal.
     let always = (verb == "libvirt-hook").then_some("always, also after a failure, which the log names");

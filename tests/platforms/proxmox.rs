@@ -55,6 +55,14 @@ impl Node {
         self.path(&format!("qemu-server/{vmid}.conf"))
     }
 
+    /// A node with the VM 100, which is called web-1, and its guest.
+    fn with_vm() -> (Self, Identity, Guest) {
+        let (node, identity) = (Self::new(), Identity::of(0));
+        let guest = node.guest(100, &identity).expect("a guest");
+        replace(&node.configuration(100), &configuration("web-1", &identity)).expect("written");
+        (node, identity, guest)
+    }
+
     /// Boots a guest on the tap that qemu-server makes for the first NIC of a VM.
     fn guest(&self, vmid: u32, identity: &Identity) -> Result<Guest> {
         let tap = Tap::create(self.host.ns(), &format!("tap{vmid}i0"), Shape::virtio())?;
@@ -205,10 +213,7 @@ fn vms_are_served_while_the_clusters_file_system_is_away() {
     if !privileged::or_skip() {
         return;
     }
-    let node = Node::new();
-    let identity = Identity::of(0);
-    let guest = node.guest(100, &identity).expect("a guest");
-    replace(&node.configuration(100), &configuration("web-1", &identity)).expect("written");
+    let (node, _, guest) = Node::with_vm();
     let agent = node.agent().expect("an agent");
     let is_served = || has(&guest, "/v1/meta-data", "local-hostname: web-1.example");
     eventually(NOTICE, is_served).expect("it is served");
@@ -267,10 +272,7 @@ fn an_agent_starts_with_the_snapshot_while_the_file_system_does_not_answer() {
     if !privileged::or_skip_for(privileged::missing().or(no_fuse)) {
         return;
     }
-    let node = Node::new();
-    let identity = Identity::of(0);
-    let guest = node.guest(100, &identity).expect("a guest");
-    replace(&node.configuration(100), &configuration("web-1", &identity)).expect("written");
+    let (node, _, guest) = Node::with_vm();
     let agent = node.agent().expect("an agent");
     let is_served = || has(&guest, "/v1/meta-data", "local-hostname: web-1.example");
     eventually(NOTICE, is_served).expect("it is served");

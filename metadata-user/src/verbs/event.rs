@@ -23,7 +23,7 @@ pub struct Event {
 enum EventVerb {
     /// Announce an event, or say that it has begun or is over.
     ///
-    /// An event of the same id is replaced. One that is not over keeps its time and its description where none is given.
+    /// Replaces an event with the same id. A pending one keeps its time and description by default.
     Add(Add),
     /// Say that an event will not happen.
     Cancel(Cancel),
@@ -157,7 +157,8 @@ impl Add {
     }
 }
 
-/// The event with what was not given of it, by the pending one of its id: a change of the state changes nothing else.
+/// Fills in the time and description that were not given from the pending event with the same id, so that a new state
+/// changes nothing else.
 fn over_former(event: ScheduledEvent, known: &EventDocument) -> ScheduledEvent {
     let formers = known.events.iter().map(|known| &known.event);
     let Some(former) = formers.filter(|former| former.is_pending()).find(|former| former.id == event.id)

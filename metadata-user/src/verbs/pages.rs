@@ -188,7 +188,7 @@ fn bracketed(argument: &Arg, text: String) -> String {
     if repeats { format!("{text}…") } else { text }
 }
 
-/// The words that name a verb, as [`super::exit_codes`] takes them: `ls`, `event ls`.
+/// The verb as an operator types it, such as `ls` or `event ls`; the argument of [`super::exit_codes`].
 fn verb(command: &Command) -> String {
     let whole = command.get_bin_name().unwrap_or_else(|| command.get_name());
     whole.split_once(' ').map_or(whole, |(_, verb)| verb).to_owned()

@@ -11,7 +11,7 @@ use support::eventually::eventually;
 use support::guest::{Guest, METADATA};
 use support::privileged;
 use support::process::write_script;
-use support::record::{Identity, replace};
+use support::record::replace;
 
 use super::{NOTICE, Node, PATIENCE, configuration};
 
@@ -51,11 +51,8 @@ fn a_vm_is_told_of_a_migration_and_of_its_end() {
     if !privileged::or_skip() {
         return;
     }
-    let node = Node::new();
-    let identity = Identity::of(0);
-    let guest = node.guest(100, &identity).expect("a guest");
+    let (node, identity, guest) = Node::with_vm();
     let plain = configuration("web-1", &identity);
-    replace(&node.configuration(100), &plain).expect("written");
     let _agent = node.agent().expect("an agent");
     let shows = |expected: &[&str], what: &str| {
         eventually(NOTICE, || {
@@ -86,10 +83,7 @@ fn the_host_waits_for_the_guest_as_asked_and_in_no_fault_longer() {
     if !privileged::or_skip() {
         return;
     }
-    let node = Node::new();
-    let identity = Identity::of(0);
-    let guest = node.guest(100, &identity).expect("a guest");
-    replace(&node.configuration(100), &configuration("web-1", &identity)).expect("written");
+    let (node, _, guest) = Node::with_vm();
     let agent = node.agent().expect("an agent");
     eventually(NOTICE, || events(&guest)).expect("it is served");
     assert!(node.phase("200ms", "pre-stop"), "a silent guest changes nothing");

@@ -211,7 +211,7 @@ async fn a_link_that_leads_nowhere_is_a_broken_record_until_it_leads_to_one() {
     let error = loaded.record.expect_err("it leads nowhere").to_string();
     assert!(error.contains(&target.display().to_string()) && error.contains("remove the link"), "{error}");
     // Beside the agent the file may be there.
-    symlink("/root/no-such/b.yaml", dir.path().join("b.yaml")).expect("a link is made");
+    symlink("/run/user/no-such/b.yaml", dir.path().join("b.yaml")).expect("a link is made");
     let hidden = load(dir.path(), "b.yaml", &RecordLimits::DEFAULT).expect("a record that cannot be used");
     let error = hidden.record.expect_err("it leads nowhere").to_string();
     assert!(error.contains("does not exist for the agent") && error.contains("ProtectHome=yes"), "{error}");

@@ -253,7 +253,7 @@ pub struct NodeFacts {
     /// What the running agent attached and pinned, compared with what the kernel has; `None` without an agent that says
     /// it.
     pub attachments: Option<AttachmentStatus>,
-    /// The problems of the running agent that no other fact has.
+    /// Problems in the running agent's status that no other check reports.
     pub problems: Vec<String>,
     /// The ports of the running agent whose guests use a MAC that no record has there.
     pub mac_mismatches: Vec<MacMismatch>,
