@@ -273,7 +273,7 @@ pub fn events(run: &Path, source: RecordSource, name: &str) -> Result<EventDocum
     read(get(run, &events_path(source, name, None))?, &[200])
 }
 
-/// Adds an event, or replaces the one of its id.
+/// Adds an event, or changes the one of its id.
 pub fn add_event(
     run: &Path,
     source: RecordSource,

@@ -23,9 +23,11 @@ pub struct Event {
 enum EventVerb {
     /// Announce an event, or say that it has begun or is over.
     ///
-    /// Replaces an event with the same id. A pending one keeps its time and description by default.
+    /// Changes an event with the same id. A pending one keeps its time and description by default.
     Add(Add),
     /// Say that an event will not happen.
+    ///
+    /// Ends with 4 if it is completed.
     Cancel(Cancel),
     /// List the events of a VM.
     Ls(List),
@@ -146,7 +148,6 @@ impl Add {
         let run = self.vm.common.agent.run()?;
         let found = find(&run, self.vm.source, &self.vm.name, is_changeable);
         let done = found.and_then(|(source, name)| {
-            let event = over_former(event, &instances::events(&run, source, &name)?);
             let document = instances::add_event(&run, source, &name, &event)?;
             match self.wait {
                 Some(wait) => instances::wait_for_acknowledgement(&run, source, &name, id, wait),
@@ -154,21 +155,6 @@ impl Add {
             }
         });
         self.vm.common.finish(out, done, table)
-    }
-}
-
-/// Fills in the time and description that were not given from the pending event with the same id, so that a new state
-/// changes nothing else.
-fn over_former(event: ScheduledEvent, known: &EventDocument) -> ScheduledEvent {
-    let formers = known.events.iter().map(|known| &known.event);
-    let Some(former) = formers.filter(|former| former.is_pending()).find(|former| former.id == event.id)
-    else {
-        return event;
-    };
-    ScheduledEvent {
-        not_before: event.not_before.or_else(|| former.not_before.clone()),
-        description: event.description.or_else(|| former.description.clone()),
-        ..event
     }
 }
 
@@ -196,33 +182,7 @@ fn table(document: &EventDocument, out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{not_before, over_former};
-    use metadata_content::record::event::{EventDocument, ScheduledEvent};
-    use serde_json::json;
-
-    #[test]
-    fn a_change_of_the_state_keeps_time_and_description_of_a_pending_event() {
-        let event = |value| serde_json::from_value::<ScheduledEvent>(value).expect("an event");
-        let time = "2030-01-01T00:00:00Z";
-        for (former, given, expected) in [
-            ("scheduled", json!({}), json!({"not_before": time, "description": "drained"})),
-            ("started", json!({"description": "moved"}), json!({"not_before": time, "description": "moved"})),
-            ("completed", json!({}), json!({})),
-        ] {
-            let former = json!({"id": "a", "kind": "freeze", "state": former, "not_before": time, "description": "drained"});
-            let other = json!({"id": "b", "kind": "freeze", "not_before": "2031-01-01T00:00:00Z"});
-            let known = json!({"incarnation": 1, "events": [other, former]});
-            let known: EventDocument = serde_json::from_value(known).expect("a document");
-            let mut given = given;
-            let mut expected = expected;
-            for value in [&mut given, &mut expected] {
-                value["id"] = "a".into();
-                value["kind"] = "freeze".into();
-                value["state"] = "started".into();
-            }
-            assert_eq!(over_former(event(given), &known), event(expected), "{known:?}");
-        }
-    }
+    use super::not_before;
 
     #[test]
     fn a_time_is_a_date_or_a_span_from_now() {

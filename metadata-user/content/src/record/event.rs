@@ -210,6 +210,11 @@ pub enum EventRefused {
     /// The record of the VM is not in force.
     #[error("expected a record in force; the VM of this one is served from another record, or not yet")]
     NotInForce,
+    /// The event has happened.
+    #[error(
+        "expected an event that is still to come or has begun: `{0}` is completed, and its guest was told so"
+    )]
+    Over(String),
     /// There is no such event.
     #[error("expected the id of an event that was added, found `{0}`; `xdp-imds event ls` lists them")]
     Unknown(String),
@@ -367,11 +372,17 @@ impl EventList {
         self.change(now_unix);
     }
 
-    fn add(&mut self, event: ScheduledEvent, now_unix: u64) -> Result<bool, EventRefused> {
+    /// Adds an event. A pending one with the same id keeps the time and description that are not given, so that a new
+    /// state changes nothing else.
+    fn add(&mut self, mut event: ScheduledEvent, now_unix: u64) -> Result<bool, EventRefused> {
         if self.is_of_record(event.id.as_str()) {
             return Err(EventRefused::OfRecord(event.id.to_string()));
         }
         if let Some(known) = self.added.iter_mut().find(|known| known.event.id == event.id) {
+            if known.event.is_pending() {
+                event.not_before = event.not_before.or_else(|| known.event.not_before.clone());
+                event.description = event.description.or_else(|| known.event.description.clone());
+            }
             if known.event == event {
                 return Ok(false);
             }
@@ -394,12 +405,15 @@ impl EventList {
         }
         let known = self.added.iter_mut().find(|known| known.event.id.as_str() == id);
         let event = &mut known.ok_or_else(|| EventRefused::Unknown(id.to_owned()))?.event;
-        let changes = event.is_pending();
-        if changes {
-            event.state = EventState::Cancelled;
-            self.change(now_unix);
+        match event.state {
+            EventState::Cancelled => Ok(false),
+            EventState::Completed => Err(EventRefused::Over(id.to_owned())),
+            EventState::Scheduled | EventState::Started => {
+                event.state = EventState::Cancelled;
+                self.change(now_unix);
+                Ok(true)
+            }
         }
-        Ok(changes)
     }
 
     /// Takes over the added events and the acknowledgements that another agent stored. The incarnation then exceeds
@@ -523,8 +537,8 @@ impl VmEvents {
         });
     }
 
-    /// Adds an event for the instance-id of the VM's record, or replaces the added one of its id. Returns false if it
-    /// was the same.
+    /// Adds an event for the instance-id of the VM's record, or changes the added one of its id: a pending one keeps the
+    /// time and description that are not given. Returns false if it was the same.
     ///
     /// # Errors
     /// [`EventRefused`]: nothing has changed.
@@ -536,10 +550,10 @@ impl VmEvents {
         })
     }
 
-    /// Cancels an added event. Returns false if it was over already.
+    /// Cancels an added event. Returns false if it was cancelled already.
     ///
     /// # Errors
-    /// [`EventRefused`] if there is no such event, or if it is of the record.
+    /// [`EventRefused`] if there is no such event, if it is completed, or if it is of the record.
     pub fn cancel(&self, id: &str, now_unix: u64) -> Result<bool, EventRefused> {
         self.change(now_unix, |list| match list {
             Some(list) => list.cancel(id, now_unix),

@@ -8,7 +8,7 @@
 //! | `DELETE /v1/instances/NAME` | removes the record |
 //! | `DELETE /v1/guest-data/NAME` | removes what the guest of the record's VM wrote: `?source=` |
 //! | `GET /v1/events/NAME` | shows the events of the record's VM: `?source=`, `?id=`, `?wait=acknowledged`, `?timeout=30s` |
-//! | `PUT /v1/events/NAME` | adds an event, or replaces the one of its id: `?source=` |
+//! | `PUT /v1/events/NAME` | adds an event, or changes the one of its id: `?source=` |
 //! | `DELETE /v1/events/NAME?id=ID` | cancels an event: `?source=` |
 //! | `GET /v1/openapi.json` | shows the OpenAPI document |
 //!

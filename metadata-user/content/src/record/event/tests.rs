@@ -100,6 +100,38 @@ fn each_change_has_a_number_and_a_repetition_has_none() {
 }
 
 #[test]
+fn a_change_of_an_added_event_keeps_the_time_and_description_of_a_pending_one() {
+    let new = |state, time, description: Option<&str>| {
+        let mut event = event("a", state);
+        event.not_before = super::Timestamp::at(time);
+        event.description = description.map(|text| serde_json::from_value(text.into()).expect("a line"));
+        event
+    };
+    use EventState::{Completed, Scheduled, Started};
+    for (former, description, kept) in
+        [(Scheduled, None, Some("drained")), (Started, Some("moved"), Some("moved")), (Completed, None, None)]
+    {
+        let events = VmEvents::default();
+        assert_eq!(events.add(INSTANCE, new(former, 60, Some("drained")), 0), Ok(true));
+        let mut change = new(Started, 60, description);
+        change.not_before = None;
+        let changes = events.add(INSTANCE, change, 0);
+        let time = if former == Completed { None } else { super::Timestamp::at(60) };
+        let found = events.document().events[0].event.clone();
+        assert_eq!((&found.not_before, found.description()), (&time, kept.unwrap_or_default()), "{former:?}");
+        assert_eq!(changes, Ok(true), "{former:?}");
+    }
+}
+
+#[test]
+fn an_event_that_is_completed_is_not_cancelled() {
+    let events = VmEvents::default();
+    assert_eq!(events.add(INSTANCE, event("a", EventState::Completed), 0), Ok(true));
+    assert_eq!(events.cancel("a", 0), Err(EventRefused::Over("a".into())));
+    assert_eq!(states(&events.document()), [("a", EventState::Completed)]);
+}
+
+#[test]
 fn an_added_event_that_the_record_states_becomes_the_records_with_its_acknowledgement() {
     let events = VmEvents::default();
     assert_eq!(events.add(INSTANCE, scheduled("a"), 0), Ok(true));

@@ -64,7 +64,7 @@ pub(super) async fn show(
     Ok(json(StatusCode::OK, &document))
 }
 
-/// Adds an event, or replaces the one of its id. The answer comes once the disk has it.
+/// Adds an event, or changes the one of its id. The answer comes once the disk has it.
 pub(super) async fn add(
     State(agent): State<Agent>,
     axum::Extension(peer): axum::Extension<Peer>,

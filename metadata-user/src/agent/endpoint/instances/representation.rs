@@ -312,6 +312,7 @@ pub(super) fn event_refused(refused: &EventRefused) -> ApiProblem {
     let (status, kind, title) = match refused {
         EventRefused::Full => (StatusCode::INSUFFICIENT_STORAGE, "full", "No room for another event"),
         EventRefused::NotInForce => (StatusCode::CONFLICT, "clash", "The record is not in force"),
+        EventRefused::Over(_) => (StatusCode::CONFLICT, "clash", "The event is over"),
         EventRefused::OfRecord(_) => (StatusCode::CONFLICT, "clash", "The record has this event"),
         EventRefused::Unknown(_) => (StatusCode::NOT_FOUND, "absent", "No such event"),
     };
