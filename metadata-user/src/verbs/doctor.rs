@@ -74,7 +74,9 @@ fn checks(question: &DoctorRequest) -> Vec<Check> {
     let config = question.config.clone().unwrap_or_default();
     // What it names is then unknown, and not absent.
     let is_known = |check: &Check| question.config.is_ok() || !matches!(check.name, "records" | "port");
-    checks.extend(checks::all(&gather::facts(&config, process)).into_iter().filter(is_known));
+    checks.extend(
+        checks::all(&gather::facts(&config, question.file.as_deref(), process)).into_iter().filter(is_known),
+    );
     checks
 }
 

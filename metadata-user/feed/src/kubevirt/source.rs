@@ -10,6 +10,7 @@ use crate::check::{Check, CheckStatus};
 use crate::contact::Contact;
 use crate::pods::Inlets;
 use crate::publisher::Publisher;
+use crate::record_part::open_mode;
 use crate::source::{FailureStreak, Source, SourceContext, SourceHealth, SourceTask};
 
 /// The VMs of KubeVirt on this node.
@@ -88,6 +89,16 @@ impl Source for KubevirtSource {
                  that directory",
             )
         }));
+        let open = options.kubeconfig.iter().filter_map(|path| Some((path, open_mode(path)?)));
+        checks.extend(open.map(|(path, mode)| {
+            let path = path.display();
+            Check::warn(
+                "kubevirt.kubeconfig",
+                format!("{path} has mode {mode:04o}: others may read or change it"),
+                "mode 0640 or stricter, because it holds a token or a key",
+                format!("Run `chmod 0600 {path}`"),
+            )
+        }));
         checks
     }
 
@@ -148,6 +159,7 @@ mod tests {
     use crate::kubevirt::KubevirtOptions;
     use crate::source::Source as _;
     use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
     fn a_missing_name_or_client_is_reported_with_its_remedy() {
@@ -193,6 +205,9 @@ mod tests {
             hook: Some(room.path().join("plugins/xdp-imds.sock")),
             ..KubevirtOptions::default()
         };
+        let kubeconfig = room.path().join("kubeconfig");
+        fs::write(&kubeconfig, "").expect("written");
+        fs::set_permissions(&kubeconfig, fs::Permissions::from_mode(0o644)).expect("a mode");
         let away = |name: &str| room.path().join("away").join(name);
         for (what, options, wrong) in [
             ("all are there", there.clone(), vec![]),
@@ -209,8 +224,13 @@ mod tests {
             ),
             (
                 "no directory for the hook's socket",
-                KubevirtOptions { hook: Some(away("xdp-imds.sock")), ..there },
+                KubevirtOptions { hook: Some(away("xdp-imds.sock")), ..there.clone() },
                 vec![("kubevirt.hook", Fail)],
+            ),
+            (
+                "a kubeconfig that everybody may read",
+                KubevirtOptions { kubeconfig: Some(kubeconfig), ..there },
+                vec![("kubevirt.kubeconfig", Warn)],
             ),
         ] {
             let checks = KubevirtSource::new(options).preflight();

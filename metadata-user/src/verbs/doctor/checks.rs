@@ -49,6 +49,7 @@ pub(super) fn all(facts: &Facts) -> Vec<Check> {
     checks.extend(facts.sources.iter().cloned());
     checks.extend(identity::checks(facts));
     checks.extend(port::checks(facts));
+    checks.extend(node::problems(&facts.node, &checks));
     checks
 }
 

@@ -23,6 +23,8 @@ pub struct Facts {
     pub pins: Option<PinFacts>,
     /// The agent's directories with their purposes: `records`, `state` and `run`.
     pub directories: Vec<(&'static str, Directory)>,
+    /// The configuration file; `None` without one.
+    pub config_file: Option<Directory>,
     /// The records in the directory of records; `None` if no such directory is configured.
     pub records: Option<RecordFacts>,
     /// Directories with parts of records that users may read who must not.

@@ -15,6 +15,7 @@ use rustix::process::{Resource, geteuid, getrlimit};
 use std::fs;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::time::SystemTime;
 
 use super::facts::{
@@ -23,9 +24,9 @@ use super::facts::{
 };
 use crate::config::{Config, IdentityConfig};
 
-/// Collects all facts for a configuration.
+/// Collects all facts for a configuration and its file.
 /// `process` was collected first, because the rehearsal raises the soft limit on open files.
-pub(super) fn facts(config: &Config, process: ProcessFacts) -> Facts {
+pub(super) fn facts(config: &Config, file: Option<&Path>, process: ProcessFacts) -> Facts {
     let (records, mut ports) = ports::named(config);
     let (node, served) = node(config);
     ports.extend(served);
@@ -34,6 +35,7 @@ pub(super) fn facts(config: &Config, process: ProcessFacts) -> Facts {
         process,
         pins: config.pins.as_deref().map(room::pins),
         directories: room::directories(config),
+        config_file: file.map(room::directory),
         records,
         node,
         ports: ports::look(ports),

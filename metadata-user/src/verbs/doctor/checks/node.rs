@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use super::super::facts::AgentSilence;
-use super::super::{Check, Facts, NodeFacts};
+use super::super::{Check, CheckStatus, Facts, NodeFacts};
 use super::count;
 use metadata_common::printable::counted;
 use metadata_control::status::{MacMismatch, RefusedRecord};
@@ -22,7 +22,6 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks.extend(libvirt(node));
     checks.extend(closed(facts));
     checks.extend(attachments(node));
-    checks.extend(problems(node));
     checks.extend(node.mac_mismatches.iter().map(mac_mismatch));
     // The names of files have no source. The directory of records shows them.
     let others = node.refused.iter().filter(|one| one.record.contains('/'));
@@ -177,9 +176,10 @@ fn attachments(node: &NodeFacts) -> Option<Check> {
 }
 
 /// What the running agent complains of, and no other check.
-fn problems(node: &NodeFacts) -> Vec<Check> {
-    let listed = node.problems.iter().take(PROBLEMS).map(String::as_str);
-    let more = node.problems.len().saturating_sub(PROBLEMS);
+pub(super) fn problems(node: &NodeFacts, others: &[Check]) -> Vec<Check> {
+    let problems: Vec<_> = node.problems.iter().filter(|problem| !is_told(problem, others)).collect();
+    let listed = problems.iter().take(PROBLEMS).map(|problem| problem.as_str());
+    let more = problems.len().saturating_sub(PROBLEMS);
     let more = (more > 0).then(|| format!("{more} more"));
     let problem = |found: &str| {
         Check::warn(
@@ -190,6 +190,20 @@ fn problems(node: &NodeFacts) -> Vec<Check> {
         )
     };
     listed.chain(more.as_deref()).map(problem).collect()
+}
+
+/// Whether another check reports the cause of a problem: both are about one path, or the problem quotes what the check
+/// found or names the setting that it checks.
+fn is_told(problem: &str, others: &[Check]) -> bool {
+    let path = |text: &str| {
+        let first = text.split_whitespace().next()?.trim_end_matches(':').to_owned();
+        first.starts_with('/').then_some(first)
+    };
+    others.iter().filter(|check| check.status != CheckStatus::Ok).any(|check| {
+        problem.contains(&check.found)
+            || problem.contains(&format!("`{}`", check.name))
+            || path(problem).is_some_and(|about| path(&check.found) == Some(about))
+    })
 }
 
 /// A record that the running agent refuses, or that libvirt's hook refused.

@@ -52,6 +52,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         Some(records) => checks.push(self::records(records)),
     }
     checks.extend(facts.exposed.iter().map(exposed));
+    checks.extend(facts.config_file.as_ref().and_then(|file| config_file(file, uid)));
     checks
 }
 
@@ -78,6 +79,30 @@ pub(in super::super) fn hidden(config: &Config) -> Vec<Check> {
             .of(what)
         })
         .collect()
+}
+
+/// Checks who can change the configuration. It holds no secret: those are in files that it names.
+fn config_file(file: &Directory, uid: u32) -> Option<Check> {
+    let (name, shown) = ("configuration.mode", file.path.display());
+    // The first check says why a file cannot be read.
+    let found = file.found.as_ref().ok()?.as_ref()?;
+    Some(if found.mode & FOR_OTHERS != 0 {
+        Check::warn(
+            name,
+            format!("{shown} has mode {:04o}, which lets others change what the agent does", found.mode),
+            "mode 0644 or stricter",
+            format!("Run `chmod go-w {shown}`"),
+        )
+    } else if found.owner != 0 && found.owner != uid {
+        Check::warn(
+            name,
+            format!("{shown} belongs to user {}, who can change what the agent does", found.owner),
+            format!("root or the agent's user, {uid}"),
+            format!("Run `chown {uid} {shown}`"),
+        )
+    } else {
+        Check::ok(name, format!("{shown}, mode {:04o}", found.mode))
+    })
 }
 
 /// Files with parts of records that others may read.

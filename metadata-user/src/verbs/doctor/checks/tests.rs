@@ -102,6 +102,7 @@ fn healthy() -> Facts {
             ("state", directory(0o700)),
             ("run", directory(0o700)),
         ],
+        config_file: Some(Directory { path: "/some/config.yaml".into(), ..directory(0o644) }),
         records: Some(RecordFacts { count: 1, ..RecordFacts::default() }),
         node: NodeFacts {
             hub: Ok(Vec::new()),

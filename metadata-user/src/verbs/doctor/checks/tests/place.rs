@@ -1,7 +1,8 @@
 //! Tests the checks of directories, the node and ports.
 
 use super::super::super::facts::{
-    AgentSilence, Directory, ExposedFile, Facts, FileSystem, PathFacts, PinFacts, RecordFacts,
+    AgentSilence, Directory, ExposedFile, Facts, FileSystem, IdentityKeyFacts, PathFacts, PinFacts,
+    RecordFacts,
 };
 use super::super::super::{Check, CheckStatus};
 use super::super::all;
@@ -377,6 +378,44 @@ fn the_node_is_checked() {
             "records.parts",
             Warn,
             &["/etc/parts", "2 files", "a.yaml (mode 0644), …", "chmod 0640"],
+        ),
+        (
+            "a configuration that others may write",
+            |f| f.config_file.as_mut().expect("a file").found = directory(0o666).found,
+            "configuration.mode",
+            Warn,
+            &["/some/config.yaml has mode 0666", "chmod go-w /some/config.yaml"],
+        ),
+        (
+            "a configuration of another user",
+            |f| {
+                f.config_file.as_mut().expect("a file").found =
+                    Ok(Some(PathFacts { directory: false, mode: 0o600, owner: 1_000 }));
+            },
+            "configuration.mode",
+            Warn,
+            &["belongs to user 1000", "chown 0 /some/config.yaml"],
+        ),
+        (
+            "a source that is away, of which the running agent says so too",
+            |f| {
+                f.sources = vec![Check::fail("some.directory", "/some/pve does not exist", "it", "Mount it")];
+                f.node.problems = vec!["/some/pve has not been readable for 9 s: not found".into()];
+            },
+            "some.directory",
+            Fail,
+            &["/some/pve does not exist", "Mount it"],
+        ),
+        (
+            "an issuer without keys, of which the running agent says so too",
+            |f| {
+                f.identity.as_mut().expect("an issuer").keys =
+                    Ok(IdentityKeyFacts { count: 0, skipped: Vec::new(), made_here: false });
+                f.node.problems = vec!["there is no key: add one to `identity.keys`".into()];
+            },
+            "identity.keys",
+            Fail,
+            &["has none"],
         ),
         (
             "a device of the hub that is down, which loses frames like a full ring",
