@@ -39,8 +39,6 @@ use super::{FeedError, FeedEvent, blocking};
 pub const MAX_RECORDS: usize = 16_384;
 /// Most files that a scan reads at once. Parsing takes most of an agent's start with thousands of records.
 const LOADS_AT_ONCE: usize = 8;
-/// How long to gather changes after the first one, because editors replace a file in several steps.
-const SETTLE: Duration = Duration::from_millis(50);
 /// How often to look whether a symbolic link that led nowhere leads to a file. Nothing tells what happens elsewhere.
 const FOLLOW_LINKS: Duration = Duration::from_secs(2);
 /// How long to wait before the next attempt to read a directory.
@@ -147,7 +145,7 @@ async fn watch_content(
                 told = feed.follow_links().await;
                 continue;
             }
-            changes = feed.watch.changed(SETTLE) => changes,
+            changes = feed.watch.changed(feed.content.settle()) => changes,
         };
         told = match changes {
             Ok(changes) if !changes.gone && !changes.all => feed.apply(&changes).await,

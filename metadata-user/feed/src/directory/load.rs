@@ -6,6 +6,7 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
@@ -92,7 +93,19 @@ pub(super) enum DirectoryContent {
     RecordsAndRefusals,
 }
 
+/// How long to gather changes after the first one, because editors replace a file in several steps.
+const SETTLE: Duration = Duration::from_millis(50);
+
 impl DirectoryContent {
+    /// How long to gather changes after the first one. A program renames whole files into place, and whoever ran it
+    /// expects to see its record.
+    pub(super) fn settle(self) -> Duration {
+        match self {
+            Self::Records => SETTLE,
+            Self::RecordsAndRefusals => Duration::ZERO,
+        }
+    }
+
     /// The name of the record that a file is, or is about.
     pub(super) fn record(self, name: &str) -> Option<String> {
         match self {
