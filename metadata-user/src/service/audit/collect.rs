@@ -373,7 +373,8 @@ impl Default for RequestPath {
 impl RequestPath {
     /// The path of a request target as sent. Scheme, authority and query are left out, because they may hold secrets.
     pub(crate) fn of(target: &str) -> Self {
-        let target = match target.split_once("://") {
+        // A URL may also be in the query of a path.
+        let target = match target.split_once("://").filter(|_| !target.starts_with('/')) {
             Some((_, rest)) => rest.find(['/', '?']).map_or("", |at| &rest[at..]),
             None => target,
         };

@@ -156,6 +156,7 @@ fn a_path_is_kept_without_secrets_and_within_its_limit() {
         ("http://user:hunter2@169.254.169.254/x?y", "/x"),
         ("http://user:hunter2@169.254.169.254", ""),
         ("http://user:hunter2@169.254.169.254?q", ""),
+        ("/v1/identity/jwt?audience=https://vault.example.org/hunter2", "/v1/identity/jwt"),
         ("/a%0ab", "/a%0ab"),
         ("*", "*"),
         (long.as_str(), &long[..PATH_MAX]),
