@@ -73,16 +73,21 @@ pub(super) fn status(status: &AgentStatus, out: &mut dyn Write) -> io::Result<()
     list("lately", lately, out)
 }
 
-/// Who holds most of a limit; nothing if the operator alone uses it, or nobody.
+/// Who holds most of a limit; nothing if the operator alone uses it, or if there is room for twice as much and nobody
+/// was refused.
 fn share(share: &Share) -> Option<String> {
     let Share { limit, used, most, refused, tenants } = share;
-    if *refused == 0 && tenants.iter().all(|held| held.tenant == "operator") {
+    let is_scarce = *refused > 0 || *used >= most.div_ceil(2);
+    if !is_scarce || *refused == 0 && tenants.iter().all(|held| held.tenant == "operator") {
         return None;
     }
+    let is_memory = limit == "record_memory" || limit.ends_with("_bytes");
+    let amount =
+        |held: &u64| if is_memory { format!("{} KiB", held.div_ceil(1 << 10)) } else { held.to_string() };
     let named = tenants.iter().take(SHARES_NAMED);
-    let named = named.map(|TenantShare { tenant, held }| format!("{tenant} {held}"));
+    let named = named.map(|TenantShare { tenant, held }| format!("{tenant} {}", amount(held)));
     let refused = if *refused > 0 { format!("; {refused} refused") } else { String::new() };
-    let named = std::iter::once(format!("{limit}: {used} of {most}")).chain(named);
+    let named = std::iter::once(format!("{limit}: {} of {}", amount(used), amount(most))).chain(named);
     Some(named.collect::<Vec<_>>().join(", ") + &refused)
 }
 
@@ -313,6 +318,20 @@ mod tests {
             shares: vec![
                 Share { limit: "ports".into(), used: 9, most: 16_384, ..Share::default() },
                 Share {
+                    limit: "events".into(),
+                    used: 511,
+                    most: 1_024,
+                    tenants: vec![TenantShare { tenant: "namespace/shop".into(), held: 511 }],
+                    ..Share::default()
+                },
+                Share {
+                    limit: "record_memory".into(),
+                    used: 1 << 20,
+                    most: 2 << 20,
+                    tenants: vec![TenantShare { tenant: "vm/123".into(), held: 1_025 }],
+                    ..Share::default()
+                },
+                Share {
                     limit: "vmis".into(),
                     used: 7,
                     most: 4_096,
@@ -387,7 +406,8 @@ ports       9 attached (2 tcx, 7 xdp), 1 in error
             and 2 more
 instances   9 served (file)
 memory      records use 6 of 512 MiB
-shares      vmis: 7 of 4096, namespace/shop 5, namespace/bank 2; 2 refused
+shares      record_memory: 1024 KiB of 2048 KiB, vm/123 2 KiB
+            vmis: 7 of 4096, namespace/shop 5, namespace/bank 2; 2 refused
 issuer      https://imds.example: ES256 by kid, 2 keys, 7 tokens and documents signed
             signs documents by a certificate until 2027-01-01T00:00:00Z
 identities  9
