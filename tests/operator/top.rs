@@ -449,7 +449,9 @@ fn the_page_shows_the_node_and_a_vm_in_a_browser_and_finds_the_next_agent() {
          .find(one => one.textContent === 'MAC').nextElementSibling)",
     );
     browser.value("document.querySelector('#pages .asked li').id = 'before'");
-    guest.curl(&[&format!("http://{METADATA}/v1/vendor-data")], PATIENCE).expect("an answer");
+    guest
+        .curl(&[&format!("http://{METADATA}/v1/vendor-data?next=http://hunter2/")], PATIENCE)
+        .expect("an answer");
     browser.wait_for(&["GET /v1/vendor-data"]);
     assert_eq!(browser.value("getSelection().toString()"), *mac, "a new document leaves the selected text");
     assert_eq!(
@@ -458,6 +460,11 @@ fn the_page_shows_the_node_and_a_vm_in_a_browser_and_finds_the_next_agent() {
         "a line stays with its request"
     );
     browser.wait_until(&format!("document.title.startsWith('{hostname} on ')"));
+    let mut announce = Command::new(binary().expect("an agent"));
+    announce.args(["event", "add", &mac, "--kind", "freeze", "--id", "drain-1", "--run"]);
+    let announced = announce.arg(records.path().join("run")).output().expect("it runs");
+    assert!(announced.status.success(), "{announced:?}");
+    browser.wait_for(&["drain-1: freeze, scheduled"]);
 
     for width in [360, 768, 1_440] {
         browser.resize(width, 900);
