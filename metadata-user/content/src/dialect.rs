@@ -68,6 +68,7 @@ mod record_values;
 mod route_builder;
 mod scaleway;
 mod tokens;
+mod upstream;
 mod vultr;
 mod yaml;
 
@@ -254,9 +255,13 @@ pub fn render(record: &Record, interner: &mut Interner, vm: VmState) -> Response
 /// Renders the answers of these dialects, and those that every VM has.
 fn render_dialects(record: &Record, interner: &mut Interner, vm: VmState, dialects: Dialects) -> Responses {
     let issues = vm.issuer.is_some();
+    let has_upstream = vm.upstream.is_some();
     let mut routes = RouteBuilder::new(interner, vm);
     routes.limit(RequestLimit { per_second: record.serve.limits.rps, burst: record.serve.limits.burst });
-    common::render_root(record, &mut routes);
+    match has_upstream {
+        true => upstream::render(&mut routes),
+        false => common::render_root(record, &mut routes),
+    }
     for row in DIALECTS.iter().filter(|row| dialects.contains(row.name())) {
         routes.begin(row.name().as_str());
         (row.dialect.render)(record, &mut routes);

@@ -4,7 +4,7 @@
 //! response by slot, host, path and method. [`http`] parses requests and builds responses. [`token`] issues and checks
 //! IMDSv2 tokens, and [`identity`] those that others verify. [`mailbox`] holds what a guest writes
 //! and what the host announces, [`sink`] forwards messages, and [`account`] limits how much memory one VM can make the
-//! agent hold.
+//! agent hold. [`upstream`] has the answers of another metadata service, for VMs of a platform that has one.
 //!
 //! This crate does no I/O, reads no clock and has no async runtime. The caller passes the time in and owns all files,
 //! sockets and queues.
@@ -20,6 +20,8 @@ pub mod on_demand;
 pub mod parser;
 pub mod record;
 pub mod sink;
+mod slot_nics;
 pub mod source;
 pub mod store;
 pub mod token;
+pub mod upstream;

@@ -17,7 +17,7 @@ use crate::token::TokenKind;
 /// Path of tokens. The same path below another version answers 403.
 const PATH: &str = "/latest/api/token";
 const METHODS: Methods = Methods::of(&[Method::Options, Method::Put]);
-const EVERY_METHOD: Methods = Methods::of(&[
+pub(super) const EVERY_METHOD: Methods = Methods::of(&[
     Method::Get,
     Method::Head,
     Method::Post,

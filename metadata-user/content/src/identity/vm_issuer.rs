@@ -6,7 +6,6 @@ use metadata_common::maps::Slot;
 use metadata_common::share::Tenant;
 use metadata_common::time::Now;
 use serde_json::{Map, Value};
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,6 +14,7 @@ use super::{Issuer, Permit, count};
 use super::{SigningJob, SigningRequest};
 use crate::record::identity::Audience;
 use crate::record::{Owner, Record};
+use crate::slot_nics::SlotNics;
 
 /// Maximum number of tokens of one VM that are kept for reuse. Each is at most a few KiB.
 pub const CACHED_PER_VM: usize = 16;
@@ -24,8 +24,6 @@ pub const WAITING_PER_VM: usize = 4;
 pub const SIGNINGS_BURST: u64 = 16;
 /// Tokens that one VM may have signed per second, sustained.
 pub const SIGNINGS_PER_SECOND: u64 = 1;
-/// Maximum number of slots whose NIC is known. Each NIC of a record may move to another slot once.
-const KNOWN_NICS: usize = 64;
 /// How far a token's time may be ahead of the worker's clock, which is read about once a second, in seconds.
 const CLOCK_SLACK: u64 = 5;
 
@@ -158,7 +156,7 @@ pub struct VmIssuer {
     audiences: Option<Box<[Audience]>>,
     signs_documents: bool,
     hop_limit: u8,
-    nics: Mutex<VecDeque<(Slot, Mac)>>,
+    nics: SlotNics,
     cache: Mutex<TokenCache>,
 }
 
@@ -190,19 +188,14 @@ impl VmIssuer {
             claims: Claims::of(record, issuer.trust_domain()),
             audiences: audiences.map(Into::into),
             hop_limit: record.serve.hop_limit.get(),
-            nics: Mutex::default(),
+            nics: SlotNics::default(),
             cache: Mutex::new(TokenCache { entries: Vec::new(), left: SIGNINGS_BURST, counted_unix: 0 }),
         }
     }
 
     /// Sets which NIC has a slot.
     pub fn set_nic(&self, slot: Slot, mac: Mac) {
-        let mut nics = locked(&self.nics);
-        nics.retain(|(known, _)| *known != slot);
-        if nics.len() == KNOWN_NICS {
-            nics.pop_front();
-        }
-        nics.push_back((slot, mac));
+        self.nics.set(slot, mac);
     }
 
     /// Returns a number that no other `VmIssuer` of the node has. After a change of the record, waiting requests see
@@ -251,7 +244,7 @@ impl VmIssuer {
             return IssuerResponse::Refused(TokenRefusal::Audience);
         }
         let now_unix = now.unix_seconds;
-        let mac = locked(&self.nics).iter().find(|(known, _)| *known == slot).map(|(_, mac)| *mac);
+        let mac = self.nics.mac(slot);
         let counters = &self.issuer.0.counters;
         let mut cache = locked(&self.cache);
         let revocations = self.issuer.revocations();

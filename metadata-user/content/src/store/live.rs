@@ -2,6 +2,8 @@
 //! and the conditions that a request must satisfy before its route answers it.
 
 use metadata_common::addresses::Connection;
+use metadata_common::mac::Mac;
+use metadata_common::maps::Slot;
 use metadata_common::share::Tenant;
 use metadata_common::time::Now;
 use std::fmt::Debug;
@@ -15,6 +17,7 @@ use crate::record::Record;
 use crate::record::vm::Sinks;
 use crate::sink::Outbox;
 use crate::token::{Keyring, TokenKind};
+use crate::upstream::{Upstream, VmUpstream};
 
 /// State of the VM for live answers.
 #[derive(Clone, Debug)]
@@ -29,6 +32,8 @@ pub struct VmState {
     pub sinks: Sinks,
     /// Issues the VM's identity tokens; `None` on a node without an issuer.
     pub issuer: Option<Arc<VmIssuer>>,
+    /// The answers of the platform's own metadata service; `None` for a VM that is served from its record.
+    pub upstream: Option<Arc<VmUpstream>>,
     /// Whose share of the node's limits the VM's requests use: its namespace's, or else its own.
     pub tenant: Tenant,
 }
@@ -40,7 +45,25 @@ impl VmState {
         let owner = record.owner_text().into();
         mailbox.account().allow_connections(record.serve.limits.conns as usize);
         let tenant = record.tenant();
-        Self { owner, keyring, mailbox, sinks: record.sinks.clone(), issuer: None, tenant }
+        let sinks = record.sinks.clone();
+        Self { owner, keyring, mailbox, sinks, issuer: None, upstream: None, tenant }
+    }
+
+    /// Returns the VM with the answers of its platform's metadata service.
+    #[must_use]
+    pub fn answered_by(mut self, upstream: &Upstream, record: &Record) -> Self {
+        self.upstream = Some(Arc::new(VmUpstream::new(upstream, record)));
+        self
+    }
+
+    /// Sets which NIC has a slot.
+    pub fn set_nic(&self, slot: Slot, mac: Mac, now_unix: u64) {
+        if let Some(issuer) = &self.issuer {
+            issuer.set_nic(slot, mac);
+        }
+        if let Some(upstream) = &self.upstream {
+            upstream.set_nic(slot, mac, now_unix);
+        }
     }
 
     /// Returns the VM with an issuer of its identity tokens.
@@ -60,6 +83,7 @@ impl VmState {
             mailbox,
             sinks: Sinks::default(),
             issuer: None,
+            upstream: None,
             tenant: Tenant::Vm(owner.into()),
         }
     }

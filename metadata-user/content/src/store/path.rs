@@ -153,6 +153,8 @@ impl<'a> Canonical<'a> {
             Some(0) if self.head.is_empty() && self.tail.len() == 1 => None,
             Some(0) if self.head.is_empty() => Some(Self { head: "", tail: "/" }),
             Some(at) => Some(Self { tail: &self.tail[..at], ..*self }),
+            // Above the version of a tree is the root of all of them.
+            None if !self.head.is_empty() => Some(Self { head: "", tail: "/" }),
             None => None,
         }
     }
@@ -503,7 +505,7 @@ mod tests {
             rests.push(here.rest_of(&whole));
             at = here.parent();
         }
-        assert_eq!(rests, ["", "/b", "/a/b"]);
+        assert_eq!(rests, ["", "/b", "/a/b", "/a/b"]);
         let whole = Canonical::of(Host::Password, "/1.0/x");
         let up = whole.parent().expect("/1.0");
         let root = up.parent().expect("/");
