@@ -19,7 +19,7 @@ use serde_json::Value;
 const PAGE: &str = include_str!("../docs/src/design/architecture.md");
 /// Names in the table that stand for several packages.
 const FAMILIES: [(&str, &[&str]); 2] =
-    [("aya", &["aya", "aya-obj", "aya-log"]), ("kube", &["kube", "k8s-openapi", "tokio-rustls"])];
+    [("aya", &["aya", "aya-obj", "aya-log"]), ("kube", &["kube", "k8s-openapi"])];
 /// The one place that parses YAML and JSON that others wrote, under a budget.
 const PARSER: &str = "content/src/parser.rs";
 /// Other places that parse JSON or XML, and why their input is no tenant's, or is bounded there.

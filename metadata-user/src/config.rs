@@ -31,7 +31,7 @@ use metadata_common::run::DEFAULT_RUN;
 use metadata_content::record;
 #[cfg(feature = "kubevirt")]
 use metadata_feed::kubevirt;
-use metadata_feed::{memory_budget, proxmox};
+use metadata_feed::{memory_budget, openstack, proxmox};
 use metadata_steer::{ClosedTaps, PortLimits, SteeringMode};
 
 use crate::logging::LogFormat;
@@ -54,7 +54,7 @@ pub const PAGE_HOSTS: usize = 16;
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Directory of VM records, one file per VM. Default: none. A directory is required here or on the command line,
-    /// unless `api`, `kubevirt` or `proxmox` is present.
+    /// unless `api`, `kubevirt`, `openstack` or `proxmox` is present.
     pub records: Option<PathBuf>,
     /// Registration of VMs at the control socket, which is always open. If this section is present, even empty
     /// (`{}`), the agent starts without a directory of records.
@@ -140,6 +140,8 @@ pub struct Config {
     pub kubevirt: Option<kubevirt::KubevirtOptions>,
     /// How the agent finds and serves the VMs of a Proxmox VE node; `None` (default) turns this off.
     pub proxmox: Option<proxmox::ProxmoxOptions>,
+    /// How the agent finds and serves the instances of an OpenStack compute node; `None` (default) turns this off.
+    pub openstack: Option<openstack::OpenstackOptions>,
     /// Whether the agent drops system calls and capabilities that serving does not need; `on` by default.
     pub sandbox: Sandbox,
 }
@@ -177,6 +179,7 @@ impl Default for Config {
             #[cfg(feature = "kubevirt")]
             kubevirt: None,
             proxmox: None,
+            openstack: None,
             sandbox: Sandbox::On,
         }
     }

@@ -112,6 +112,17 @@ sources! {
         is_in_snapshot: true,
         shares_payloads: false,
     }
+    /// OpenStack. The instance's UUID identifies the record.
+    Openstack {
+        name: "openstack",
+        title: "OpenStack",
+        names: "the instance's UUID",
+        setting: Some("`openstack:`"),
+        authorship: Authorship::Vms,
+        is_kept: false,
+        is_in_snapshot: true,
+        shares_payloads: false,
+    }
 }
 
 impl RecordSource {

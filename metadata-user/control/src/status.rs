@@ -468,7 +468,7 @@ pub enum GuestWay {
 /// The number of a source's records in one state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Instances {
-    /// The source: `api`, `file`, `hook`, `kubevirt` or `proxmox`.
+    /// The source: `api`, `file`, `hook`, `kubevirt`, `proxmox` or `openstack`.
     pub source: String,
     /// The state.
     pub state: InstanceState,

@@ -12,6 +12,7 @@ pub mod kubevirt;
 pub mod libvirt;
 pub mod listen;
 pub mod memory_budget;
+pub mod openstack;
 #[cfg(feature = "kubevirt")]
 pub mod pods;
 pub mod proxmox;

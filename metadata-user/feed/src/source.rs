@@ -4,14 +4,17 @@
 //! reload concerns, and asks them what they need on the node. Nothing outside a source's own module names it, except its
 //! row in [`RecordSource`] and its line in the agent's configuration.
 
+use metadata_common::maps::Slot;
 use metadata_content::record::RecordLimits;
 use metadata_content::source::RecordSource;
+use metadata_content::upstream::Upstream;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -32,6 +35,12 @@ pub trait Source: Send + Sync {
     /// Publishes all records, then [`crate::FeedEvent::Synced`], then changes, until nobody receives them. While the
     /// source is unavailable it removes nothing.
     fn run(&self, context: SourceContext, publisher: Publisher) -> SourceTask;
+
+    /// The platform's own metadata service, which answers what the guests of this source's records ask. The same for the
+    /// whole life of the source.
+    fn upstream(&self) -> Option<Upstream> {
+        None
+    }
 
     /// The directory that the records come from, if they come from one.
     fn directory(&self) -> Option<&Path> {
@@ -98,6 +107,8 @@ pub struct SourceContext {
     pub services: watch::Receiver<Services>,
     /// What guests have said, of events too.
     pub mailboxes: Arc<Mailboxes>,
+    /// Takes the slots whose waiting requests have an answer of [`Source::upstream`].
+    pub wakes: UnboundedSender<Vec<Slot>>,
 }
 
 /// How a source can be read.

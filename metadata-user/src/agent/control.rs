@@ -1,16 +1,19 @@
 //! The control loop: handles one event after another, and settles ports in between.
 
+use metadata_common::maps::Slot;
 use metadata_content::source::RecordSource;
 use metadata_control::status::GuestUsage;
 use metadata_datapath::stack::SlotStats;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
+use metadata_feed::source::Source;
 use metadata_links::devices::Changed;
 use metadata_steer::PinWatch;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::Signal;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -42,6 +45,8 @@ const PASS: Duration = Duration::from_millis(5);
 
 /// What the control loop starts with.
 pub(super) struct StartState {
+    /// The sources of the configuration.
+    pub(super) sources: Vec<Arc<dyn Source>>,
     pub(super) node: Node,
     pub(super) handover: HandoverState,
     pub(super) errands: BackgroundTasks,
@@ -81,6 +86,8 @@ pub(super) struct ControlLoop {
     succession: Succession,
     /// `None` on a node that issues no identity tokens.
     identity: Option<TokenEvents>,
+    /// Slots whose waiting requests have an answer of their platform's metadata service.
+    wakes: UnboundedReceiver<Vec<Slot>>,
     /// Tasks that start together with the listeners; `None` once they have started.
     errands: Option<BackgroundTasks>,
     health: Arc<Health>,
@@ -113,7 +120,7 @@ impl ControlLoop {
         started: StartState,
         (stop, hup): (Stop, Signal),
     ) -> anyhow::Result<Self> {
-        let StartState { mut node, handover, errands, taking, identity } = started;
+        let StartState { sources, mut node, handover, errands, taking, identity } = started;
         let mut tasks = JoinSet::new();
         let identity = identity.map(|signing| TokenEvents::start(signing, &mut node, &mut tasks));
         let registrar = Registrar::new(&config);
@@ -133,7 +140,9 @@ impl ControlLoop {
         node.reporter.set_from_snapshot(snapshots.are_served());
         let host =
             FeedHost { catalogue: &mut node.catalogue, reporter: &mut node.reporter, tasks: &mut tasks };
-        let (feeds, services) = Feeds::start(&config, config.sources(), snapshots.sources(), host);
+        // The sources limit how many answers are under way, and so these.
+        let (woken, wakes) = unbounded_channel();
+        let (feeds, services) = Feeds::start(&config, sources, snapshots.sources(), woken, host);
         node.services = services;
         let health = Health::new(node.ports.workers().heartbeats());
         health.set_adopting(node.ports.has_inherited());
@@ -145,6 +154,7 @@ impl ControlLoop {
             succession: Succession::default(),
             identity,
             errands: Some(errands),
+            wakes,
             health,
             synced: feeds.are_settled(),
             feeds,
@@ -200,6 +210,7 @@ impl ControlLoop {
             event = self.succession.recv() => Ok(self.on_previous_agent(event).await),
             timer = self.timers.next() => self.on_timer(timer),
             event = event_sources::next_token(&mut self.identity) => Ok(self.on_token(&event)),
+            Some(slots) = self.wakes.recv() => Ok(self.on_answers(slots)),
             () = tokio::task::yield_now(), if may_settle => Ok(self.settle_some()),
             Some(ended) = self.tasks.join_next(), if !self.tasks.is_empty() => on_task_ended(ended),
             Some(()) = self.hup.recv() => Ok(self.on_reload()),
@@ -300,6 +311,14 @@ impl ControlLoop {
             self.node.ports.answers().token_signed(signed);
         }
         self.node.ports.wake(event.slot);
+        Turn::Unchanged
+    }
+
+    /// Wakes the requests that wait for the answer of their platform's metadata service.
+    fn on_answers(&mut self, slots: Vec<Slot>) -> Turn {
+        for slot in slots {
+            self.node.ports.wake(slot);
+        }
         Turn::Unchanged
     }
 

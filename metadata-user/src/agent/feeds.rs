@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::node::{RecordCatalogue, Reporter};
 use crate::config::Config;
+use metadata_common::maps::Slot;
 use metadata_content::source::RecordSource;
 use metadata_feed::FeedEvent;
 use metadata_feed::publisher::{Outage, Publisher};
@@ -18,12 +20,13 @@ use metadata_feed::source::{ServiceSender, Services, Source, SourceContext, Take
 pub(super) const FEED_QUEUE: usize = 1_024;
 
 /// The running feeds.
-#[derive(Default)]
 pub(super) struct Feeds {
     open: Vec<OpenFeed>,
     /// The feed that is polled first next time, so that no feed starves the others.
     turn: usize,
     pause: TakeoverPause,
+    /// Takes the slots whose waiting requests have an answer.
+    wakes: UnboundedSender<Vec<Slot>>,
 }
 
 struct OpenFeed {
@@ -43,14 +46,20 @@ pub(super) struct FeedHost<'a> {
 }
 
 impl Feeds {
-    /// Starts the sources of a configuration. A source in `in_snapshot` retries while it is unavailable.
+    fn new(wakes: UnboundedSender<Vec<Slot>>) -> Self {
+        Self { open: Vec::new(), turn: 0, pause: TakeoverPause::default(), wakes }
+    }
+
+    /// Starts the sources of a configuration. A source in `in_snapshot` retries while it is unavailable. `wakes` takes
+    /// the slots whose waiting requests have an answer of the platform's metadata service.
     pub(super) fn start(
         config: &Config,
         sources: Vec<Arc<dyn Source>>,
         in_snapshot: &BTreeSet<RecordSource>,
+        wakes: UnboundedSender<Vec<Slot>>,
         mut host: FeedHost<'_>,
     ) -> (Self, Vec<ServiceSender>) {
-        let (mut feeds, mut services) = (Self::default(), Vec::new());
+        let (mut feeds, mut services) = (Self::new(wakes), Vec::new());
         for source in &sources {
             let is_in_snapshot = in_snapshot.contains(&source.kind());
             services.extend(feeds.run(config, &**source, (is_in_snapshot, is_in_snapshot), &mut host));
@@ -86,6 +95,7 @@ impl Feeds {
             pause: self.pause.clone(),
             services,
             mailboxes: Arc::clone(host.catalogue.mailboxes()),
+            wakes: self.wakes.clone(),
         };
         let work = source.run(context, publisher);
         host.tasks.spawn(async move { Ok(work.await?) });
@@ -203,7 +213,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_feed_with_many_events_does_not_starve_the_others() {
-        let mut feeds = Feeds::default();
+        let mut feeds = Feeds::new(mpsc::unbounded_channel().0);
         for source in [RecordSource::File, RecordSource::Kubevirt] {
             let (sender, events) = mpsc::channel(4);
             for key in ["a", "b"] {
@@ -242,6 +252,7 @@ mod tests {
                         placement: {region: r, zone: z}\n";
             Box::pin(async move {
                 assert_eq!(context.services.borrow().len(), 0);
+                context.wakes.send(vec![7]).expect("the agent listens");
                 let record = Record::parse_within(&context.limits, "toy", text).map(|(record, _)| record);
                 let mut record = record.map_err(metadata_feed::FeedError::from)?;
                 record.vm.owner = Some(metadata_content::record::Owner::proxmox("c", 7, "1"));
@@ -282,7 +293,8 @@ mod tests {
         let toy = Arc::new(ToySource { is_away: AtomicBool::new(false) });
         let host = FeedHost { catalogue: &mut catalogue, reporter: &mut reporter, tasks: &mut tasks };
         let sources: Vec<Arc<dyn Source>> = vec![Arc::<ToySource>::clone(&toy)];
-        let (mut feeds, services) = Feeds::start(&config, sources, &BTreeSet::new(), host);
+        let (woken, mut wakes) = mpsc::unbounded_channel();
+        let (mut feeds, services) = Feeds::start(&config, sources, &BTreeSet::new(), woken, host);
         let followed: Vec<_> = services.iter().map(|(source, _)| *source).collect();
         assert_eq!(followed, [RecordSource::Proxmox], "it is told how its records are served");
         // Its records arrive, and then that they are all.
@@ -293,6 +305,7 @@ mod tests {
         assert!(matches!(event, FeedEvent::Synced));
         feeds.on_synced(source);
         assert!(feeds.are_settled());
+        assert_eq!(wakes.recv().await, Some(vec![7]), "what its guests wait for is there");
         // Status says how it is read.
         let failing = |reporter: &Reporter| {
             let [status] = &reporter.source_reports()[..] else { panic!("one source") };

@@ -130,6 +130,7 @@ mod tests {
             ("addresses", |c| _ = c.addresses.pop(), false),
             ("limits", |c| c.limits.burst = 1, true),
             ("state", |c| c.state = None, false),
+            ("openstack", |c| c.openstack = Some(Default::default()), false),
             ("proxmox", |c| c.proxmox = Some(Default::default()), false),
             ("workers", |c| c.workers = 2, false),
             ("run", |c| c.run = "/elsewhere".into(), false),

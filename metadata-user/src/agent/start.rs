@@ -91,9 +91,15 @@ pub fn serve(config: Config, origin: ConfigSource, entry: TakeoverMode) -> anyho
         if let Some(identity) = &identity {
             state.set_issuer(identity.issuer().clone());
         }
+        let sources = config.sources();
+        for source in &sources {
+            if let Some(upstream) = source.upstream() {
+                state.set_upstream(source.kind(), upstream);
+            }
+        }
         let (node, handover) = start(&config, state, taking.as_ref())?;
         SandboxMode::from(config.sandbox).enter(SandboxStage::Serve)?;
-        let started = StartState { node, handover, errands, taking, identity };
+        let started = StartState { sources, node, handover, errands, taking, identity };
         ControlLoop::start(config, origin, started, signals).await?.run().await
     })?;
     // Feeds and file writers end with the runtime.

@@ -20,8 +20,10 @@ use metadata_content::identity::Issuer;
 use metadata_content::record::event::EventJournal;
 use metadata_content::record::{Owner, Record, RecordLimits};
 use metadata_content::sink::{MessageLoss, Outbox, SinkCounts};
+use metadata_content::source::RecordSource;
 use metadata_content::store::VmState;
 use metadata_content::token::Keyring;
+use metadata_content::upstream::Upstream;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError};
 use metadata_feed::state::asked_dialects::{self, DialectsByUuid};
@@ -62,6 +64,8 @@ pub struct NodeState {
     outbox: Outbox,
     /// The issuer of identity tokens, if the node has one.
     issuer: Option<Issuer>,
+    /// The metadata services of platforms that have one.
+    upstreams: HashMap<RecordSource, Upstream>,
     /// VMs without a record, and since when.
     without: HashMap<Owner, Instant>,
     /// When to remove mailbox files without a record. `None` once they are removed.
@@ -251,6 +255,7 @@ impl NodeState {
             events,
             outbox,
             issuer: None,
+            upstreams: HashMap::new(),
             without: HashMap::new(),
             sweep_at: Some(Instant::now() + FORGET_AFTER),
         };
@@ -268,6 +273,10 @@ impl NodeState {
         let mailbox = self.mailboxes.for_record(id.source, &id.key, record);
         mailbox.events().note_record(record.instance_id(), &record.events, unix_now());
         let vm = VmState::of(record, Arc::clone(&self.keyring), mailbox);
+        let vm = match self.upstreams.get(&id.source) {
+            Some(upstream) => vm.answered_by(upstream, record),
+            None => vm,
+        };
         match &self.issuer {
             Some(issuer) => vm.issued_by(issuer, record),
             None => vm,
@@ -277,6 +286,11 @@ impl NodeState {
     /// Sets the issuer of identity tokens. Call it before the first record is rendered.
     pub fn set_issuer(&mut self, issuer: Issuer) {
         self.issuer = Some(issuer);
+    }
+
+    /// Sets the metadata service of a platform. Call it before the first record of its source is rendered.
+    pub fn set_upstream(&mut self, source: RecordSource, upstream: Upstream) {
+        self.upstreams.insert(source, upstream);
     }
 
     /// Sets the age in days at which token keys are replaced.

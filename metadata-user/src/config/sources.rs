@@ -7,6 +7,7 @@ use metadata_feed::directory::RecordDirectory;
 #[cfg(feature = "kubevirt")]
 use metadata_feed::kubevirt::KubevirtSource;
 use metadata_feed::libvirt::HookDirectory;
+use metadata_feed::openstack::OpenstackSource;
 use metadata_feed::proxmox::ProxmoxSource;
 use metadata_feed::source::Source;
 
@@ -20,6 +21,7 @@ const SOURCES: &[MakeSource] = &[
     |config| Some(Arc::new(RecordDirectory::at(config.records.clone()?))),
     |config| Some(Arc::new(HookDirectory::of(&config.run))),
     |config| Some(Arc::new(ProxmoxSource::new(config.proxmox.clone()?))),
+    |config| Some(Arc::new(OpenstackSource::new(config.openstack.clone()?))),
     #[cfg(feature = "kubevirt")]
     |config| Some(Arc::new(KubevirtSource::new(config.kubevirt.clone()?))),
 ];
@@ -76,6 +78,7 @@ mod tests {
             records: Some("/r".into()),
             api: Some(Default::default()),
             proxmox: Some(Default::default()),
+            openstack: Some(Default::default()),
             #[cfg(feature = "kubevirt")]
             kubevirt: Some(Default::default()),
             ..none

@@ -57,6 +57,12 @@ enum Decision {
     Park(ParkedCall),
 }
 
+/// Until when a parked request waits in a drain that ends at a time: not at all for a change, and for an answer that is
+/// still being made as long as others are waited for.
+fn latest(parked: &ParkedCall, now: Now, end: Duration) -> Duration {
+    if parked.has_answer { now.mono } else { end }
+}
+
 /// True for `OPTIONS *`, which concerns the server and not a path (RFC 9110 §9.3.7).
 fn asks_for_options(head: &RequestHead<'_>) -> bool {
     head.method == Method::Options && head.target == "*"
@@ -314,8 +320,8 @@ impl<A: AnswerSource> HttpConnection<A> {
                 response
             }
             (Decision::Park(mut parked), _) => {
-                if self.leaves_by.is_some() {
-                    parked.until = parked.until.min(now.mono);
+                if let Some(by) = self.leaves_by {
+                    parked.until = parked.until.min(latest(&parked, now, by));
                 }
                 self.phase = Phase::Parked(parked);
                 self.wait_for(WaitReason::Change);
@@ -528,7 +534,7 @@ impl<A: AnswerSource> Exchange for HttpConnection<A> {
         let idle_since = self.deadline.saturating_sub(self.idle_limit());
         self.leaves_by = Some(until);
         match &mut self.phase {
-            Phase::Parked(parked) => parked.until = parked.until.min(now.mono),
+            Phase::Parked(parked) => parked.until = parked.until.min(latest(parked, now, until)),
             Phase::Held { give_up, .. } => *give_up = until.min(*give_up),
             Phase::Head if self.head.is_empty() => {
                 self.deadline = self.deadline.min(idle_since + LAST_CALL).min(until);

@@ -28,7 +28,8 @@ pub struct IdentitySettings {
     /// Subject of the VM's tokens, with `{owner}`, `{uuid}`, `{name}`, `{namespace}` and `{project}` for values of the
     /// record. With a trust domain it is the path of the SPIFFE ID. Default: `vm/{owner}`, or `vm:{owner}` without a
     /// trust domain; for VMs of KubeVirt `kubevirt/NAMESPACE/NAME` or `kubevirt:NAMESPACE/NAME`, of Proxmox VE
-    /// `proxmox/CLUSTER/VMID` or `proxmox:CLUSTER/VMID`.
+    /// `proxmox/CLUSTER/VMID` or `proxmox:CLUSTER/VMID`, of OpenStack `openstack/PROJECT/INSTANCE` or
+    /// `openstack:PROJECT/INSTANCE`.
     pub subject: Option<Subject>,
     /// Audiences for which the guest may get a token; any by default, none with an empty list.
     pub audiences: Option<Vec<Audience>>,
@@ -350,6 +351,7 @@ impl Nic {
 // |---|---|---|
 // | KubeVirt | `kubevirt/NAMESPACE/NAME/UID` | the API server: no two objects have one namespace and name at a time, and a UID is never used twice |
 // | Proxmox VE | `proxmox/CLUSTER/VMID/CTIME` | the cluster: a VMID is unique in it, and only qemu-server writes the time of creation |
+// | OpenStack | `openstack/PROJECT/INSTANCE` | Nova: an instance's UUID is never used twice, and neither it nor the project can be chosen |
 // | a libvirt hook | the domain's UUID | libvirtd, which refuses a second domain of one UUID |
 // | the API, a directory | `vm.owner`, or else `vm.uuid` | the operator who registers the VM |
 //
@@ -377,7 +379,13 @@ impl Owner {
         Self::of_platform(RecordSource::Proxmox, [cluster, &vmid.to_string(), created])
     }
 
-    fn of_platform(source: RecordSource, parts: [&str; 3]) -> Self {
+    /// The owner of an instance of OpenStack.
+    #[must_use]
+    pub fn openstack(project: &str, instance: &str) -> Self {
+        Self::of_platform(RecordSource::Openstack, [project, instance])
+    }
+
+    fn of_platform<const PARTS: usize>(source: RecordSource, parts: [&str; PARTS]) -> Self {
         let mut text = source.name().to_owned();
         for part in parts {
             text.push('/');
@@ -411,9 +419,13 @@ impl Owner {
     pub(crate) fn place(&self) -> (&str, &str) {
         let platform = || {
             let (kind, rest) = self.0.split_once('/')?;
-            let is_platform = RecordSource::of(kind).is_some_and(RecordSource::is_of_tenants);
-            let (place, _) = rest.rsplit_once('/').filter(|(place, _)| place.split('/').count() == 2)?;
-            is_platform.then_some((kind, place))
+            let source = RecordSource::of(kind).filter(|source| source.is_of_tenants())?;
+            // An instance of OpenStack has no earlier one.
+            let place = match source {
+                RecordSource::Openstack => rest,
+                _ => rest.rsplit_once('/')?.0,
+            };
+            (place.split('/').count() == 2).then_some((kind, place))
         };
         platform().unwrap_or(("vm", &self.0))
     }
@@ -516,14 +528,22 @@ mod tests {
         let proxmox = Owner::proxmox("pve", 100, "1725975013");
         assert_eq!(kubevirt.as_str(), format!("kubevirt/shop/web/{uuid}"));
         assert_eq!(proxmox.as_str(), "proxmox/pve/100/1725975013");
+        let openstack = Owner::openstack("p1", uuid);
+        assert_eq!(openstack.as_str(), format!("openstack/p1/{uuid}"));
+        assert_eq!(openstack.place(), ("openstack", &*format!("p1/{uuid}")));
         assert_eq!(
             [&bare, &kubevirt, &proxmox].map(|owner| (owner.is_uuid(), owner.place())),
             [(true, ("vm", uuid)), (false, ("kubevirt", "shop/web")), (false, ("proxmox", "pve/100"))]
         );
         let fits = |owner: &Owner| RecordSource::ALL.map(|source| owner.fits(source));
-        assert_eq!(fits(&bare), [true, true, true, false, false]);
-        assert_eq!(fits(&kubevirt), [true, true, true, true, false], "an operator may stand in front of it");
-        assert_eq!(fits(&proxmox), [true, true, true, false, true]);
+        assert_eq!(fits(&bare), [true, true, true, false, false, false]);
+        assert_eq!(
+            fits(&kubevirt),
+            [true, true, true, true, false, false],
+            "an operator may stand in front of it"
+        );
+        assert_eq!(fits(&proxmox), [true, true, true, false, true, false]);
+        assert_eq!(fits(&openstack), [true, true, true, false, false, true]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::port_text;
 use crate::agent::slots::IdentityName;
-use crate::agent::state::NodeState;
+use crate::agent::state::{NodeState, unix_now};
 use crate::identity::SignedItem;
 use crate::service::audit::collect::FollowedGuests;
 use crate::service::audit::{AuditCounts, Collector, TokenLine};
@@ -71,13 +71,11 @@ impl AnswerPublisher {
             let vm = record.map(|record| (record.owner_text(), record.vm.name.as_str()));
             self.collector.borrow_mut().is_now(slot, port_text(&who.port), who.mac.to_string(), vm);
         }
-        if let SlotContent::Responses(responses) = serves
-            && let Some(issuer) = &responses.vm().issuer
-        {
-            issuer.set_nic(slot, who.mac);
-        }
         match serves {
-            SlotContent::Responses(responses) => self.content.store().publish(slot, Arc::clone(responses)),
+            SlotContent::Responses(responses) => {
+                responses.vm().set_nic(slot, who.mac, unix_now());
+                self.content.store().publish(slot, Arc::clone(responses))
+            }
             SlotContent::Awaited => self.content.store().expect(slot),
             SlotContent::Gone => self.content.store().withdraw(slot),
         }

@@ -426,7 +426,7 @@ mod tests {
             (Method::PUT, "a?source=hook", 403, "where they come from"),
             (Method::DELETE, "a?source=kubevirt", 403, "where they come from"),
             (Method::DELETE, "a?wait=attached", 400, "source="),
-            (Method::GET, "a?source=post", 400, "api, file, hook, kubevirt, proxmox"),
+            (Method::GET, "a?source=post", 400, "api, file, hook, kubevirt, proxmox, openstack"),
         ] {
             let problem = read(&uri(&format!("/v1/instances/{path}")), &method).expect_err(path);
             assert_eq!(problem.status, status, "{path}");

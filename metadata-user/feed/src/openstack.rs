@@ -1,0 +1,89 @@
+//! The feed of an OpenStack compute node: one record for each instance on it, from OVS and OVN; its answers are Nova's.
+//!
+//! ```text
+//!  local OVSDB: Interface ──────┐
+//!                               ├─► ports ─► record (whose NICs, which project) ─► agent
+//!  OVN southbound: Port_Binding ┘                                                   │
+//!  Nova's metadata API ◄── nova: signed requests ◄── orders ── what guests ask ◄────┘
+//! ```
+//!
+//! Nothing above the node changes: Neutron and Nova do as with Neutron's metadata agents, whose part this agent takes.
+//! A record says only which ports are whose. What its guest asks is asked of Nova, as instance and project that the two
+//! databases name; no byte of the request decides that.
+
+pub mod health;
+pub mod nova;
+pub mod ovsdb;
+mod ports;
+mod source;
+pub mod tls;
+
+pub use source::OpenstackSource;
+pub use tls::TlsFiles;
+
+use metadata_content::record::Dialect;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Default of `openstack.nova.secret`.
+pub const DEFAULT_SECRET: &str = "/etc/xdp-imds/nova-secret";
+/// Default of `openstack.ovsdb`.
+pub const DEFAULT_OVSDB: &str = "unix:/run/openvswitch/db.sock";
+
+/// How the agent finds and serves the instances of an OpenStack compute node with OVN.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OpenstackOptions {
+    /// Nova's metadata API, which answers the guests.
+    pub nova: NovaOptions,
+    /// The local OVSDB, which has the node's ports: `unix:PATH` or `tcp:HOST:PORT`.
+    pub ovsdb: String,
+    /// OVN's southbound database, which has projects and addresses: `tcp:HOST:PORT` or `ssl:HOST:PORT`, separated by
+    /// commas. Default: what ovn-controller uses, `external_ids:ovn-remote` of the local OVSDB.
+    pub southbound: Option<String>,
+    /// The files for `ssl:` of `southbound`: those of ovn-controller. Its certificates name no host, and none is checked.
+    pub tls: TlsFiles,
+    /// The node's name in OVN. Default: `external_ids:system-id` of the local OVSDB.
+    pub chassis: Option<String>,
+    /// Dialects that the agent answers itself, in front of Nova's tree, from what it knows of an instance: its ids and
+    /// addresses. Default: none.
+    pub dialects: Vec<Dialect>,
+    /// The region of all instances, for `dialects`.
+    pub region: String,
+    /// The zone of all instances, preferably `<region>-<x>`, for `dialects`.
+    pub zone: String,
+}
+
+impl Default for OpenstackOptions {
+    fn default() -> Self {
+        Self {
+            nova: NovaOptions::default(),
+            ovsdb: DEFAULT_OVSDB.into(),
+            southbound: None,
+            tls: TlsFiles::default(),
+            chassis: None,
+            dialects: Vec::new(),
+            region: "local".into(),
+            zone: "local-a".into(),
+        }
+    }
+}
+
+/// `openstack.nova`: where Nova's metadata API is, and how to ask it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NovaOptions {
+    /// Its address: `http://HOST:PORT` or `https://HOST:PORT`.
+    pub url: String,
+    /// The file with the secret that Nova checks signatures by: `metadata_proxy_shared_secret` of `[neutron]` in
+    /// `nova.conf`. After a change the agent reads it again as soon as Nova refuses the former one.
+    pub secret: PathBuf,
+    /// The files for `https:`.
+    pub tls: TlsFiles,
+}
+
+impl Default for NovaOptions {
+    fn default() -> Self {
+        Self { url: "http://127.0.0.1:8775".into(), secret: DEFAULT_SECRET.into(), tls: TlsFiles::default() }
+    }
+}

@@ -1,0 +1,226 @@
+//! How the two databases and Nova can be reached. The feed writes it; status and metrics read it.
+
+use metadata_content::http::StatusCode;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::OpenstackOptions;
+use crate::source::{FailureStreak, SourceHealth};
+
+/// Whom the feed depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OpenstackPeer {
+    /// The local OVSDB.
+    Ovsdb,
+    /// OVN's southbound database.
+    Southbound,
+    /// Nova's metadata API.
+    Nova,
+}
+
+impl OpenstackPeer {
+    const ALL: [Self; 3] = [Self::Ovsdb, Self::Southbound, Self::Nova];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ovsdb => "ovsdb",
+            Self::Southbound => "southbound",
+            Self::Nova => "nova",
+        }
+    }
+}
+
+/// The state of the connections.
+#[derive(Debug)]
+pub struct OpenstackHealth {
+    since: Instant,
+    inner: Mutex<HealthState>,
+}
+
+#[derive(Debug, Default)]
+struct HealthState {
+    peers: [PeerState; OpenstackPeer::ALL.len()],
+    /// Nova refuses the signature.
+    is_secret_wrong: bool,
+    /// The southbound database has no chassis of this name.
+    unknown_chassis: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct PeerState {
+    answered: Option<Instant>,
+    failing: Option<(Instant, String)>,
+    failures: u64,
+}
+
+impl Default for OpenstackHealth {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl OpenstackHealth {
+    /// The state before the first connection.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { since: Instant::now(), inner: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HealthState> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes an answer.
+    pub(super) fn on_answer(&self, peer: OpenstackPeer) {
+        let state = &mut self.lock().peers[peer as usize];
+        state.answered = Some(Instant::now());
+        if state.failing.take().is_some() {
+            tracing::info!(peer = peer.name(), "reachable again");
+        }
+    }
+
+    /// Notes a failure, and logs the first of several.
+    pub(super) fn on_failure(&self, peer: OpenstackPeer, reason: String) {
+        let state = &mut self.lock().peers[peer as usize];
+        state.failures += 1;
+        let since = state.failing.as_ref().map(|(since, _)| *since);
+        if since.is_none() {
+            tracing::warn!(peer = peer.name(), "{reason}");
+        }
+        state.failing = Some((since.unwrap_or_else(Instant::now), reason));
+    }
+
+    /// Notes an answer of Nova.
+    pub(super) fn on_nova_answer(&self, status: StatusCode) {
+        self.on_answer(OpenstackPeer::Nova);
+        let is_wrong = status == StatusCode(403);
+        let mut state = self.lock();
+        if is_wrong && !state.is_secret_wrong {
+            tracing::warn!("Nova refuses the signature of a request (403)");
+        }
+        state.is_secret_wrong = is_wrong;
+    }
+
+    /// True if Nova's last answer accepted the signature.
+    pub(super) fn is_nova_well(&self) -> bool {
+        let state = self.lock();
+        let nova = &state.peers[OpenstackPeer::Nova as usize];
+        nova.answered.is_some() && nova.failing.is_none() && !state.is_secret_wrong
+    }
+
+    /// Notes whether the southbound database has the chassis.
+    pub(super) fn set_unknown_chassis(&self, chassis: Option<&str>) {
+        self.lock().unknown_chassis = chassis.map(str::to_owned);
+    }
+
+    /// The state now. `refused` requests of guests were beyond a limit.
+    #[must_use]
+    pub fn report(&self, options: &OpenstackOptions, refused: u64, now: Instant) -> SourceHealth {
+        let ago = |then: Instant| now.saturating_duration_since(then).as_secs_f64();
+        let state = self.lock();
+        let OpenstackOptions { nova, ovsdb, southbound, .. } = options;
+        let southbound = southbound.as_deref().unwrap_or("the server of `ovn-remote`");
+        let mut problems = Vec::new();
+        for (peer, PeerState { failing, .. }) in OpenstackPeer::ALL.into_iter().zip(&state.peers) {
+            let Some((since, reason)) = failing else { continue };
+            let since = ago(*since);
+            problems.push(match peer {
+                OpenstackPeer::Ovsdb => format!(
+                    "the local OVSDB, {ovsdb}, has been away for {since:.0} s: {reason}; instances stay as they are: see \
+                     `systemctl status openvswitch-switch`"
+                ),
+                OpenstackPeer::Southbound => format!(
+                    "OVN's southbound database, {southbound}, has been away for {since:.0} s: {reason}; known instances \
+                     are served, and new ones wait: see `ovn-appctl -t ovn-controller connection-status`"
+                ),
+                OpenstackPeer::Nova => format!(
+                    "Nova's metadata API, {}, has not answered for {since:.0} s: {reason}; guests get what is kept for \
+                     some seconds, and then 503: see that nova-api-metadata runs and is reachable from here",
+                    nova.url
+                ),
+            });
+        }
+        problems.extend(state.is_secret_wrong.then(|| {
+            format!(
+                "Nova refuses our signature (403): expected the secret of `metadata_proxy_shared_secret` of [neutron] in \
+                 nova.conf in {}, found another; copy it there, and the next request uses it",
+                nova.secret.display()
+            )
+        }));
+        problems.extend(state.unknown_chassis.as_ref().map(|chassis| {
+            format!(
+                "OVN's southbound database has no chassis {chassis}: see that ovn-controller runs, or set \
+                 `openstack.chassis` to its name in `ovn-sbctl list Chassis`"
+            )
+        }));
+        // The last of all first answers.
+        let answered = state.peers.iter().map(|peer| peer.answered).min().flatten();
+        let failing = OpenstackPeer::ALL.into_iter().zip(&state.peers).find_map(|(peer, state)| {
+            let (since, reason) = state.failing.as_ref()?;
+            Some(FailureStreak { since: ago(*since), kind: peer.name().to_owned(), reason: reason.clone() })
+        });
+        let failures = OpenstackPeer::ALL.into_iter().zip(&state.peers);
+        let failures = failures.map(|(peer, state)| (peer.name().to_owned(), state.failures));
+        let failures: BTreeMap<_, _> = failures.chain([("crowded".to_owned(), refused)]).collect();
+        SourceHealth {
+            reads: format!("{ovsdb}, {southbound} and {}", nova.url),
+            asked_for: ago(self.since),
+            answered: answered.map(ago),
+            failing,
+            failures,
+            problems,
+            ..SourceHealth::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OpenstackHealth, OpenstackPeer};
+    use crate::openstack::OpenstackOptions;
+    use metadata_content::http::StatusCode;
+    use std::time::Instant;
+
+    #[test]
+    fn each_problem_names_who_is_away_and_what_to_look_at() {
+        type Case = (&'static str, fn(&OpenstackHealth), &'static [&'static str]);
+        let cases: [Case; 6] = [
+            ("nothing", |_| {}, &[]),
+            ("OVSDB", |health| health.on_failure(OpenstackPeer::Ovsdb, "no".into()), &["openvswitch", "no"]),
+            (
+                "southbound",
+                |health| health.on_failure(OpenstackPeer::Southbound, "no".into()),
+                &["ovn-remote", "new ones wait"],
+            ),
+            (
+                "Nova",
+                |health| health.on_failure(OpenstackPeer::Nova, "refused".into()),
+                &["http://127.0.0.1:8775", "refused", "503"],
+            ),
+            (
+                "the secret",
+                |health| health.on_nova_answer(StatusCode(403)),
+                &["403", "metadata_proxy_shared_secret", "/etc/xdp-imds/nova-secret"],
+            ),
+            (
+                "the chassis",
+                |health| health.set_unknown_chassis(Some("n1")),
+                &["no chassis n1", "openstack.chassis"],
+            ),
+        ];
+        for (what, change, words) in cases {
+            let health = OpenstackHealth::new();
+            change(&health);
+            let report = health.report(&OpenstackOptions::default(), 0, Instant::now());
+            assert_eq!(report.problems.is_empty(), words.is_empty(), "{what}: {:?}", report.problems);
+            let said = report.problems.concat();
+            assert!(words.iter().all(|word| said.contains(word)), "{what}: {said}");
+        }
+        let health = OpenstackHealth::new();
+        health.on_failure(OpenstackPeer::Nova, "no".into());
+        health.on_nova_answer(StatusCode(200));
+        let report = health.report(&OpenstackOptions::default(), 0, Instant::now());
+        assert_eq!((report.problems.len(), report.failing), (0, None));
+    }
+}

@@ -1,0 +1,304 @@
+//! Joins the ports of a node, which the local OVSDB has, to the instances that OVN's southbound database has, and makes
+//! their records. This module reads only through its arguments.
+//!
+//! | What | Where |
+//! |---|---|
+//! | the tap, its MAC, its port and instance | `Interface` of the local OVSDB, which Nova (os-vif) or libvirt writes |
+//! | the instance again, its project and fixed addresses | `Port_Binding` of the southbound database, which Neutron writes |
+//!
+//! Both must name the same instance. No tenant writes either.
+
+use metadata_common::mac::Mac;
+use metadata_common::port::{PortName, is_ifname};
+use metadata_content::record::values::is_uuid;
+use metadata_content::record::{Owner, Record, RecordError, RecordLimits};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+use super::OpenstackOptions;
+use super::ovsdb::{MonitoredTables, TableRow};
+
+/// Characters of a port's id in the names of its devices (Nova, `network/neutron.py`).
+const ID_CHARS: usize = 11;
+/// The device of a port with hybrid plug that is on the integration bridge. The tap is behind it.
+const HYBRID: &str = "qvo";
+
+/// A port of an instance on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LocalPort {
+    /// The port's id in Neutron.
+    pub(super) id: String,
+    /// The tap.
+    pub(super) ifname: String,
+    /// The MAC of its NIC.
+    pub(super) mac: Mac,
+    /// The instance.
+    pub(super) instance: String,
+}
+
+/// What the southbound database says of a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PortBinding {
+    pub(super) instance: String,
+    pub(super) project: String,
+    /// The fixed addresses with their prefix lengths.
+    pub(super) addresses: Vec<String>,
+}
+
+/// What the source says of an instance.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum NodeInstance {
+    /// Its ports are known, and their bindings are not: requests wait.
+    Expected(Vec<(PortName, Mac)>),
+    /// Its record, without a generation, and its project.
+    Bound(Value, Owner),
+    /// Why it has no record.
+    Refused(String),
+}
+
+/// The ports of instances in the local OVSDB. Others, such as tunnels, and those without a tap, such as vhost-user's, are
+/// left out.
+pub(super) fn local_ports(tables: &MonitoredTables) -> Vec<LocalPort> {
+    let mut ports: Vec<_> = tables.rows("Interface").filter_map(local_port).collect();
+    ports.sort_by(|a, b| a.id.cmp(&b.id));
+    ports
+}
+
+fn local_port(row: TableRow<'_>) -> Option<LocalPort> {
+    let id = row.external_id("iface-id")?;
+    // os-vif and libvirt name the instance by different keys.
+    let instance = row.external_id("vm-uuid").or_else(|| row.external_id("vm-id"))?;
+    let mac = row.external_id("attached-mac")?.parse().ok()?;
+    let name = row.text("name");
+    let ifname = match name.strip_prefix(HYBRID) {
+        Some(_) => format!("tap{}", id.get(..ID_CHARS)?),
+        None => name.to_owned(),
+    };
+    let has_tap = !row.text("type").starts_with("dpdk") && is_ifname(&ifname);
+    let instance = instance.to_ascii_lowercase();
+    (has_tap && is_uuid(&instance)).then(|| LocalPort { id: id.to_owned(), ifname, mac, instance })
+}
+
+/// What the southbound database says of this chassis' ports, by their ids.
+pub(super) fn bindings(tables: &MonitoredTables) -> BTreeMap<String, PortBinding> {
+    let of = |row: TableRow<'_>| {
+        let instance = row.external_id("neutron:device_id")?.to_ascii_lowercase();
+        let project = row.external_id("neutron:project_id")?.to_owned();
+        let addresses = row.external_id("neutron:cidrs").unwrap_or_default();
+        let addresses = addresses.split_whitespace().map(str::to_owned).collect();
+        Some((row.text("logical_port").to_owned(), PortBinding { instance, project, addresses }))
+    };
+    tables.rows("Port_Binding").filter_map(of).collect()
+}
+
+/// The instances of this node. Only ports that are here count: a binding without one costs nothing.
+pub(super) fn instances(
+    ports: &[LocalPort],
+    bindings: &BTreeMap<String, PortBinding>,
+    options: &OpenstackOptions,
+) -> BTreeMap<String, NodeInstance> {
+    let mut of_instance: BTreeMap<&str, Vec<&LocalPort>> = BTreeMap::new();
+    for port in ports {
+        of_instance.entry(&port.instance).or_default().push(port);
+    }
+    let described = |(instance, ports): (&str, Vec<&LocalPort>)| {
+        let bound: Vec<_> = ports.iter().filter_map(|port| Some((*port, bindings.get(&port.id)?))).collect();
+        (instance.to_owned(), describe(instance, &ports, &bound, options))
+    };
+    of_instance.into_iter().map(described).collect()
+}
+
+fn describe(
+    instance: &str,
+    ports: &[&LocalPort],
+    bound: &[(&LocalPort, &PortBinding)],
+    options: &OpenstackOptions,
+) -> NodeInstance {
+    let Some((_, first)) = bound.first() else {
+        let identities = ports.iter().map(|port| (PortName::local(&port.ifname), port.mac));
+        return NodeInstance::Expected(identities.collect());
+    };
+    if let Some((port, other)) = bound.iter().find(|(_, binding)| binding.instance != instance) {
+        return NodeInstance::Refused(format!(
+            "port {}: expected instance {instance} of the local OVSDB in its Port_Binding, found {}",
+            port.id, other.instance
+        ));
+    }
+    if let Some((port, other)) = bound.iter().find(|(_, binding)| binding.project != first.project) {
+        return NodeInstance::Refused(format!(
+            "port {}: expected project {} of the instance's first port, found {}",
+            port.id, first.project, other.project
+        ));
+    }
+    let nics: Vec<_> = bound.iter().map(|(port, binding)| nic(port, binding)).collect();
+    let record = json!({
+        "schema": "vmrecord/1",
+        "vm": {
+            "uuid": instance,
+            // Neither database has the name.
+            "name": instance,
+            "namespace": first.project,
+            "project": {"id": first.project, "number": 0, "account": "000000000000"},
+        },
+        "hostname": {"short": instance},
+        "placement": {"region": options.region, "zone": options.zone},
+        "network": {"nics": nics},
+        "serve": {"dialects": options.dialects},
+    });
+    NodeInstance::Bound(record, Owner::openstack(&first.project, instance))
+}
+
+fn nic(port: &LocalPort, binding: &PortBinding) -> Value {
+    let addresses = binding.addresses.iter().map(|cidr| {
+        let method = if cidr.contains(':') { "dhcp6" } else { "dhcp4" };
+        json!({"method": method, "address": cidr})
+    });
+    json!({
+        "id": port.id,
+        "mac": port.mac.to_string(),
+        "port": {"ifname": port.ifname},
+        "addresses": addresses.collect::<Vec<_>>(),
+    })
+}
+
+/// Makes the record of an instance.
+pub(super) fn record(
+    instance: &str,
+    mut described: Value,
+    owner: Owner,
+    generation: u64,
+    limits: &RecordLimits,
+) -> Result<Record, RecordError> {
+    described["generation"] = generation.into();
+    let text = described.to_string();
+    let (mut record, _) = Record::parse_within(limits, &format!("{instance}.json"), &text)?;
+    record.vm.owner = Some(owner);
+    Ok(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NodeInstance, bindings, instances, local_ports, record};
+    use crate::openstack::OpenstackOptions;
+    use crate::openstack::ovsdb::MonitoredTables;
+    use metadata_content::record::{Record, RecordLimits};
+    use serde_json::{Value, json};
+    use std::collections::BTreeMap;
+
+    const PORT: &str = "5c2f9b1e-0f6a-4c1b-9a51-2f9a43b1c0de";
+    const OTHER: &str = "77777777-0f6a-4c1b-9a51-2f9a43b1c0de";
+    const VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+    const PROJECT: &str = "0123456789abcdef0123456789abcdef";
+
+    fn tables(table: &str, rows: &[Value]) -> MonitoredTables {
+        let rows: serde_json::Map<_, _> = rows
+            .iter()
+            .enumerate()
+            .map(|(n, row)| {
+                let mut row = row.clone();
+                let ids: Vec<_> = row["external_ids"]
+                    .as_object()
+                    .into_iter()
+                    .flatten()
+                    .map(|(key, value)| json!([key, value]))
+                    .collect();
+                row["external_ids"] = json!(["map", ids]);
+                (n.to_string(), json!({"initial": row}))
+            })
+            .collect();
+        let mut tables = MonitoredTables::default();
+        tables.begin_with(&json!({table: rows}));
+        tables
+    }
+
+    fn interface(name: &str, ids: Value) -> Value {
+        json!({"name": name, "type": "", "external_ids": ids})
+    }
+
+    fn plugged(name: &str, port: &str) -> Value {
+        interface(
+            name,
+            json!({"iface-id": port, "attached-mac": "fa:16:3e:00:00:01", "iface-status": "active", "vm-uuid": VM}),
+        )
+    }
+
+    fn binding(port: &str, instance: &str, project: &str) -> Value {
+        json!({"logical_port": port, "external_ids": {
+            "neutron:device_id": instance, "neutron:project_id": project,
+            "neutron:cidrs": "10.0.0.5/24 fd00::5/64",
+        }})
+    }
+
+    fn described(interfaces: &[Value], bound: &[Value]) -> BTreeMap<String, NodeInstance> {
+        let ports = local_ports(&tables("Interface", interfaces));
+        instances(&ports, &bindings(&tables("Port_Binding", bound)), &OpenstackOptions::default())
+    }
+
+    fn only(instances: BTreeMap<String, NodeInstance>) -> NodeInstance {
+        assert_eq!(instances.keys().collect::<Vec<_>>(), [VM]);
+        instances.into_values().next().expect("one")
+    }
+
+    fn parsed(instance: NodeInstance) -> Record {
+        let NodeInstance::Bound(value, owner) = instance else { panic!("{instance:?}") };
+        record(VM, value, owner, 7, &RecordLimits::DEFAULT).expect("a good record")
+    }
+
+    #[test]
+    fn taps_are_found_as_nova_and_libvirt_plug_them() {
+        let by_libvirt =
+            json!({"iface-id": PORT, "attached-mac": "fa:16:3e:00:00:01", "vm-id": VM.to_uppercase()});
+        let without_instance = json!({"iface-id": PORT, "attached-mac": "fa:16:3e:00:00:01"});
+        let mut vhost = plugged("vhu5c2f9b1e-0f", PORT);
+        vhost["type"] = json!("dpdkvhostuserclient");
+        for (what, interface, tap) in [
+            ("native", plugged("tap5c2f9b1e-0f", PORT), Some("tap5c2f9b1e-0f")),
+            ("hybrid", plugged("qvo5c2f9b1e-0f", PORT), Some("tap5c2f9b1e-0f")),
+            ("libvirt", interface("tap5c2f9b1e-0f", by_libvirt), Some("tap5c2f9b1e-0f")),
+            ("a health manager's", interface("o-hm0", without_instance), None),
+            ("a tunnel", interface("ovn-a1b2c3-0", json!({})), None),
+            ("DPDK", vhost, None),
+            ("no device", plugged("a name that is too long", PORT), None),
+        ] {
+            let ports = local_ports(&tables("Interface", &[interface]));
+            let found: Vec<_> = ports.iter().map(|port| (&*port.ifname, &*port.instance)).collect();
+            assert_eq!(found, tap.map(|tap| (tap, VM)).into_iter().collect::<Vec<_>>(), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_bound_instance_is_a_record_of_what_the_platform_assigned() {
+        let record = parsed(only(described(
+            &[plugged("tap5c2f9b1e-0f", PORT), plugged("tap77777777-0f", OTHER)],
+            &[binding(PORT, VM, PROJECT), binding("foreign", "another", "project")],
+        )));
+        assert_eq!(record.owner_text(), format!("openstack/{PROJECT}/{VM}"));
+        assert_eq!((record.vm.uuid.as_str(), record.vm.project.id.as_str()), (VM, PROJECT));
+        let identities: Vec<_> = record.identities();
+        assert_eq!(identities.len(), 1, "the other port is not bound yet");
+        assert_eq!(identities[0].0.ifname, "tap5c2f9b1e-0f");
+        assert_eq!(record.network.nics[0].ipv4().next().expect("an address").to_string(), "10.0.0.5/24");
+        assert_eq!(record.serve.dialects.as_deref(), Some(&[][..]), "no dialect of ours");
+    }
+
+    #[test]
+    fn an_instance_without_a_binding_is_expected() {
+        let NodeInstance::Expected(ports) = only(described(&[plugged("tap5c2f9b1e-0f", PORT)], &[])) else {
+            panic!("it is bound")
+        };
+        assert_eq!(ports[0].0.ifname, "tap5c2f9b1e-0f");
+        assert_eq!(described(&[], &[binding(PORT, VM, PROJECT)]), BTreeMap::new(), "a binding alone is none");
+    }
+
+    #[test]
+    fn databases_that_disagree_give_no_record() {
+        let two = [plugged("tap5c2f9b1e-0f", PORT), plugged("tap77777777-0f", OTHER)];
+        for (bound, words) in [
+            (vec![binding(PORT, OTHER, PROJECT)], [PORT, VM, OTHER]),
+            (vec![binding(PORT, VM, PROJECT), binding(OTHER, VM, "p2")], [OTHER, PROJECT, "p2"]),
+        ] {
+            let NodeInstance::Refused(reason) = only(described(&two, &bound)) else { panic!("no reason") };
+            assert!(words.iter().all(|word| reason.contains(word)), "{reason}");
+        }
+    }
+}

@@ -1,0 +1,550 @@
+//! OpenStack as a source of the agent: how it is run, what status says of it, and what it needs on the node.
+
+use metadata_content::record::RecordLimits;
+use metadata_content::source::RecordSource;
+use metadata_content::upstream::{Upstream, UpstreamOrder};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+use tokio::runtime::Builder;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::watch;
+
+use super::health::{OpenstackHealth, OpenstackPeer};
+use super::nova::NovaClient;
+use super::ovsdb::{MonitoredTables, OvsdbError, OvsdbRemote, OvsdbSession};
+use super::ports::{self, LocalPort, NodeInstance, PortBinding};
+use super::tls::TlsClient;
+use super::{OpenstackOptions, TlsFiles};
+use crate::check::Check;
+use crate::publisher::{Closed, Publisher};
+use crate::record_part::open_mode;
+use crate::source::{Source, SourceContext, SourceHealth, SourceTask};
+use crate::{FeedError, FeedEvent};
+
+/// The pauses between attempts to reach a database.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
+/// What guests ask first. Nova's tree of EC2 follows when a guest asks.
+const AHEAD: &[&str] = &[
+    "/openstack",
+    "/openstack/latest/meta_data.json",
+    "/openstack/latest/network_data.json",
+    "/openstack/latest/user_data",
+    "/openstack/latest/vendor_data.json",
+    "/openstack/latest/vendor_data2.json",
+];
+const LOCAL: &str = "Open_vSwitch";
+const SOUTHBOUND: &str = "OVN_Southbound";
+/// The columns of a binding that may name a chassis: where a port is, where it is while it migrates, and where it shall
+/// be. Older schemas lack some.
+const CHASSIS_COLUMNS: [&str; 4] =
+    ["chassis", "additional_chassis", "requested_chassis", "requested_additional_chassis"];
+
+/// The instances of an OpenStack compute node.
+pub struct OpenstackSource {
+    options: OpenstackOptions,
+    health: Arc<OpenstackHealth>,
+    upstream: Upstream,
+    orders: Mutex<Option<UnboundedReceiver<UpstreamOrder>>>,
+}
+
+impl OpenstackSource {
+    /// The source with its section of the configuration.
+    #[must_use]
+    pub fn new(options: OpenstackOptions) -> Self {
+        // The upstream limits the number of orders.
+        let (sender, orders) = unbounded_channel();
+        let upstream = Upstream::new(AHEAD, move |order| sender.send(order).is_ok());
+        let orders = Mutex::new(Some(orders));
+        Self { options, health: Arc::new(OpenstackHealth::new()), upstream, orders }
+    }
+}
+
+impl Source for OpenstackSource {
+    fn kind(&self) -> RecordSource {
+        RecordSource::Openstack
+    }
+
+    fn run(&self, context: SourceContext, publisher: Publisher) -> SourceTask {
+        let (options, health) = (self.options.clone(), Arc::clone(&self.health));
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Box::pin(async move {
+            let nova = Arc::new(NovaClient::new(options.nova.clone(), Arc::clone(&health))?);
+            let node = NodeFollower::new(&options, health)?;
+            let feed = InstanceFeed {
+                options: &options,
+                limits: context.limits,
+                publisher: publisher.clone(),
+                known: BTreeMap::new(),
+            };
+            let (local, bound) = (watch::channel(None), watch::channel(None));
+            tokio::select! {
+                () = publisher.closed() => {}
+                () = node.follow_ports(&local.0) => {}
+                () = node.follow_bindings(local.1.clone(), &bound.0) => {}
+                // It ends with the receiver of its events.
+                _ = feed.run(local.1.clone(), bound.1) => {}
+                () = async {
+                    match orders {
+                        Some(orders) => nova.serve(orders, context.wakes).await,
+                        None => std::future::pending().await,
+                    }
+                } => {}
+            }
+            Ok(())
+        })
+    }
+
+    fn upstream(&self) -> Option<Upstream> {
+        Some(self.upstream.clone())
+    }
+
+    fn try_read(&self) -> Result<(), FeedError> {
+        let probed = NodeProbe::of(&self.options);
+        let away = [probed.ovsdb.err(), probed.southbound.and_then(Result::err)];
+        match away.into_iter().flatten().next() {
+            Some(reason) => Err(FeedError::Vm { reason }),
+            None => Ok(()),
+        }
+    }
+
+    fn health(&self) -> Option<SourceHealth> {
+        Some(self.health.report(&self.options, self.upstream.refused(), Instant::now()))
+    }
+
+    fn preflight(&self) -> Vec<Check> {
+        let probed = NodeProbe::of(&self.options);
+        let nova = probe(async { ask_nova(&self.options).await });
+        probed.checks(&self.options, nova)
+    }
+}
+
+/// Runs a probe on a thread of its own: whoever asks may be in a runtime.
+fn probe<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Result<T, String> {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let runtime = Builder::new_current_thread().enable_all().build();
+            runtime.map_err(|error| error.to_string())?.block_on(work)
+        });
+        thread.join().unwrap_or_else(|_| Err("the probe has failed".into()))
+    })
+}
+
+/// Asks Nova once for an instance that does not exist.
+async fn ask_nova(options: &OpenstackOptions) -> Result<u16, String> {
+    let health = Arc::new(OpenstackHealth::new());
+    let client = NovaClient::new(options.nova.clone(), health).map_err(|error| error.to_string())?;
+    client.probe().await.map(|status| status.0).map_err(|error| error.reason)
+}
+
+/// What the databases say when they are asked once.
+struct NodeProbe {
+    ovsdb: Result<LocalView, String>,
+    /// Whether the chassis is there; `None` if the local OVSDB does not tell whom to ask.
+    southbound: Option<Result<bool, String>>,
+}
+
+impl NodeProbe {
+    fn of(options: &OpenstackOptions) -> Self {
+        let node = match NodeFollower::new(options, Arc::new(OpenstackHealth::new())) {
+            Ok(node) => node,
+            Err(error) => return Self { ovsdb: Err(error.to_string()), southbound: None },
+        };
+        let ovsdb = probe(async {
+            let mut tables = MonitoredTables::default();
+            node.open_local(&mut tables).await.map_err(|error| error.to_string())?;
+            node.local_view(&tables)
+        });
+        let southbound = ovsdb.as_ref().ok().map(|view| {
+            probe(async {
+                let mut tables = MonitoredTables::default();
+                let opened = node.open_southbound(&view.target, 0, &mut tables).await;
+                opened.map_err(|error| error.to_string())?;
+                Ok(!tables.uuids("Chassis").is_empty())
+            })
+        });
+        Self { ovsdb, southbound }
+    }
+
+    fn checks(self, options: &OpenstackOptions, nova: Result<u16, String>) -> Vec<Check> {
+        let mut checks = Vec::new();
+        let chassis = match &self.ovsdb {
+            Ok(view) => {
+                let found = format!(
+                    "{}: chassis {}, {} ports of instances",
+                    options.ovsdb,
+                    view.target.chassis,
+                    view.ports.len()
+                );
+                checks.push(Check::ok("openstack.ovsdb", found));
+                view.target.chassis.clone()
+            }
+            Err(reason) => {
+                checks.push(Check::fail(
+                    "openstack.ovsdb",
+                    reason,
+                    "the local OVSDB, with `external_ids:system-id` and `external_ids:ovn-remote`",
+                    "See `systemctl status openvswitch-switch` and `ovs-vsctl get Open_vSwitch . external_ids`, or set \
+                     `openstack.ovsdb`, `openstack.southbound` and `openstack.chassis`",
+                ));
+                String::new()
+            }
+        };
+        checks.extend(self.southbound.map(|southbound| match southbound {
+            Ok(true) => Check::ok("openstack.southbound", format!("it has the chassis {chassis}")),
+            Ok(false) => Check::fail(
+                "openstack.southbound",
+                format!("no chassis {chassis}"),
+                "this node's chassis in OVN's southbound database",
+                "See that ovn-controller runs, or set `openstack.chassis` to its name in `ovn-sbctl list Chassis`",
+            ),
+            Err(reason) => Check::fail(
+                "openstack.southbound",
+                reason,
+                "OVN's southbound database, as ovn-controller uses it",
+                "Set `openstack.southbound`, and for `ssl:` the files of `openstack.tls`",
+            ),
+        }));
+        checks.push(match nova {
+            // Nova knows the signature, and no such instance.
+            Ok(404 | 200) => Check::ok("openstack.nova", format!("{} accepts our signature", options.nova.url)),
+            Ok(403) => Check::fail(
+                "openstack.nova",
+                "it refuses our signature (403)",
+                "the secret of `metadata_proxy_shared_secret` of [neutron] in nova.conf",
+                format!("Copy it to {}", options.nova.secret.display()),
+            ),
+            Ok(status) => Check::fail(
+                "openstack.nova",
+                format!("the status {status}"),
+                "404 for an instance that does not exist",
+                "See that `openstack.nova.url` is Nova's metadata API, with `service_metadata_proxy = true` of [neutron]",
+            ),
+            Err(reason) => Check::fail(
+                "openstack.nova",
+                reason,
+                "an answer of Nova's metadata API",
+                "Set `openstack.nova.url`, and see that nova-api-metadata runs and is reachable from here",
+            ),
+        });
+        checks.extend(open_mode(&options.nova.secret).map(|mode| {
+            Check::warn(
+                "openstack.secret",
+                format!("{}: mode {mode:04o}", options.nova.secret.display()),
+                "a file that only the agent's user reads: whoever has the secret can ask as any instance of the cloud",
+                format!("`chmod 600 {}`", options.nova.secret.display()),
+            )
+        }));
+        checks
+    }
+}
+
+/// What the local OVSDB says.
+#[derive(Clone, Debug, PartialEq)]
+struct LocalView {
+    target: SouthboundTarget,
+    ports: Vec<LocalPort>,
+}
+
+/// Where the bindings of this node are.
+#[derive(Clone, Debug, PartialEq)]
+struct SouthboundTarget {
+    remotes: Vec<OvsdbRemote>,
+    chassis: String,
+}
+
+/// Follows the databases, and connects again whenever a connection ends.
+struct NodeFollower<'a> {
+    options: &'a OpenstackOptions,
+    ovsdb: Vec<OvsdbRemote>,
+    tls: Option<TlsClient>,
+    health: Arc<OpenstackHealth>,
+}
+
+impl<'a> NodeFollower<'a> {
+    fn new(options: &'a OpenstackOptions, health: Arc<OpenstackHealth>) -> Result<Self, FeedError> {
+        let wrong = |reason: String| FeedError::Vm { reason };
+        let ovsdb = OvsdbRemote::list(&options.ovsdb)
+            .map_err(|reason| wrong(format!("openstack.ovsdb: {reason}")))?;
+        if let Some(text) = &options.southbound {
+            OvsdbRemote::list(text).map_err(|reason| wrong(format!("openstack.southbound: {reason}")))?;
+        }
+        let has_tls = options.tls != TlsFiles::default();
+        let tls = has_tls.then(|| TlsClient::new(&options.tls)).transpose();
+        let tls = tls.map_err(|error| wrong(format!("openstack.tls: {error}")))?;
+        Ok(Self { options, ovsdb, tls, health })
+    }
+
+    /// Follows the node's ports.
+    async fn follow_ports(&self, views: &watch::Sender<Option<LocalView>>) {
+        let (mut tables, mut pauses) = (MonitoredTables::default(), Pauses::default());
+        loop {
+            let Err(error) = self.ports_session(&mut tables, views, &mut pauses).await;
+            self.health.on_failure(OpenstackPeer::Ovsdb, error.to_string());
+            pauses.rest().await;
+        }
+    }
+
+    async fn ports_session(
+        &self,
+        tables: &mut MonitoredTables,
+        views: &watch::Sender<Option<LocalView>>,
+        pauses: &mut Pauses,
+    ) -> Result<std::convert::Infallible, OvsdbError> {
+        let mut session = self.open_local(tables).await?;
+        pauses.reset();
+        loop {
+            match self.local_view(tables) {
+                Ok(view) => {
+                    self.health.on_answer(OpenstackPeer::Ovsdb);
+                    views.send_if_modified(|known| {
+                        let is_new = known.as_ref() != Some(&view);
+                        *known = Some(view);
+                        is_new
+                    });
+                }
+                Err(reason) => self.health.on_failure(OpenstackPeer::Ovsdb, reason),
+            }
+            tables.apply(session.update().await?)?;
+        }
+    }
+
+    /// Begins to follow the local OVSDB.
+    async fn open_local(&self, tables: &mut MonitoredTables) -> Result<OvsdbSession, OvsdbError> {
+        let mut session = self.connect(&self.ovsdb, 0).await?;
+        let plugged = json!(["external_ids", "includes", ["map", [["iface-status", "active"]]]]);
+        let wanted = json!({
+            "Open_vSwitch": [{"columns": ["external_ids"]}],
+            "Interface": [{"columns": ["name", "type", "external_ids"], "where": [plugged]}],
+        });
+        let start = session.monitor(LOCAL, "ports", &wanted, tables.since()).await?;
+        tables.begin(start)?;
+        Ok(session)
+    }
+
+    fn local_view(&self, tables: &MonitoredTables) -> Result<LocalView, String> {
+        let node = tables.rows(LOCAL).next();
+        let of_node = |key: &str| node.and_then(|row| row.external_id(key)).map(str::to_owned);
+        let lacks = |key: &str| {
+            format!("{}: expected `external_ids:{key}` of Open_vSwitch, found none", self.options.ovsdb)
+        };
+        let chassis = self
+            .options
+            .chassis
+            .clone()
+            .or_else(|| of_node("system-id"))
+            .ok_or_else(|| lacks("system-id"))?;
+        let remotes = self.options.southbound.clone().or_else(|| of_node("ovn-remote"));
+        let remotes = OvsdbRemote::list(&remotes.ok_or_else(|| lacks("ovn-remote"))?)?;
+        let target = SouthboundTarget { remotes, chassis };
+        Ok(LocalView { target, ports: ports::local_ports(tables) })
+    }
+
+    /// Follows the bindings of this node's chassis.
+    async fn follow_bindings(
+        &self,
+        mut local: watch::Receiver<Option<LocalView>>,
+        bound: &watch::Sender<Option<BTreeMap<String, PortBinding>>>,
+    ) {
+        let (mut pauses, mut attempt) = (Pauses::default(), 0);
+        loop {
+            let target = local.borrow_and_update().as_ref().map(|view| view.target.clone());
+            let is_other = async {
+                while local.changed().await.is_ok() {
+                    if local.borrow_and_update().as_ref().map(|view| &view.target) != target.as_ref() {
+                        return;
+                    }
+                }
+                std::future::pending().await
+            };
+            let session = async {
+                let Some(target) = &target else { return std::future::pending().await };
+                self.bindings_session(target, attempt, bound, &mut pauses).await
+            };
+            tokio::select! {
+                () = is_other => {}
+                Err(error) = session => {
+                    self.health.on_failure(OpenstackPeer::Southbound, error.to_string());
+                    pauses.rest().await;
+                    // Another server of a cluster may be there.
+                    attempt += 1;
+                }
+            }
+        }
+    }
+
+    async fn bindings_session(
+        &self,
+        target: &SouthboundTarget,
+        attempt: usize,
+        bound: &watch::Sender<Option<BTreeMap<String, PortBinding>>>,
+        pauses: &mut Pauses,
+    ) -> Result<std::convert::Infallible, OvsdbError> {
+        let mut chassis = MonitoredTables::default();
+        let (mut session, columns) = self.open_southbound(target, attempt, &mut chassis).await?;
+        pauses.reset();
+        self.health.on_answer(OpenstackPeer::Southbound);
+        loop {
+            let uuids: Vec<String> = chassis.uuids("Chassis").into_iter().map(str::to_owned).collect();
+            self.health.set_unknown_chassis(uuids.is_empty().then_some(&target.chassis));
+            let of_chassis = uuids.iter().flat_map(|uuid| {
+                columns.iter().map(move |column| json!([column, "includes", ["uuid", uuid]]))
+            });
+            let of_chassis: Vec<_> = of_chassis.collect();
+            // Without a condition it would be all ports of the cloud.
+            if !of_chassis.is_empty() {
+                let mut tables = MonitoredTables::default();
+                let wanted = json!({
+                    "Port_Binding": [{"columns": ["logical_port", "external_ids"], "where": of_chassis}],
+                });
+                tables.begin(session.monitor(SOUTHBOUND, "ports", &wanted, None).await?)?;
+                bound.send_replace(Some(ports::bindings(&tables)));
+                loop {
+                    let update = session.update().await?;
+                    if update.monitor != "ports" {
+                        chassis.apply(update)?;
+                        break;
+                    }
+                    tables.apply(update)?;
+                    bound.send_replace(Some(ports::bindings(&tables)));
+                }
+                session.call("monitor_cancel", json!(["ports"])).await?;
+            } else {
+                // No chassis is no binding, and every record stays.
+                bound.send_if_modified(|known| known.is_none() && known.replace(BTreeMap::new()).is_none());
+                chassis.apply(session.update().await?)?;
+            }
+        }
+    }
+
+    /// Connects to a server of the southbound database, and begins to follow the chassis. Returns the columns of bindings
+    /// that name one.
+    async fn open_southbound(
+        &self,
+        target: &SouthboundTarget,
+        attempt: usize,
+        chassis: &mut MonitoredTables,
+    ) -> Result<(OvsdbSession, Vec<&'static str>), OvsdbError> {
+        let mut session = self.connect(&target.remotes, attempt).await?;
+        let schema = session.call("get_schema", json!([SOUTHBOUND])).await?;
+        let columns = &schema["tables"]["Port_Binding"]["columns"];
+        let columns: Vec<_> =
+            CHASSIS_COLUMNS.into_iter().filter(|column| columns[*column] != Value::Null).collect();
+        let wanted = json!({"Chassis": [{"columns": ["name"], "where": [["name", "==", target.chassis]]}]});
+        chassis.begin(session.monitor(SOUTHBOUND, "chassis", &wanted, None).await?)?;
+        Ok((session, columns))
+    }
+
+    async fn connect(&self, remotes: &[OvsdbRemote], attempt: usize) -> Result<OvsdbSession, OvsdbError> {
+        let remote = &remotes[attempt % remotes.len()];
+        OvsdbSession::connect(remote, self.tls.as_ref()).await
+    }
+}
+
+/// The pauses between attempts, each twice the one before.
+#[derive(Default)]
+struct Pauses(u32);
+
+impl Pauses {
+    async fn rest(&mut self) {
+        let pause = (PAUSES.0 * 2_u32.pow(self.0)).min(PAUSES.1);
+        self.0 = (self.0 + 1).min(8);
+        tokio::time::sleep(pause).await;
+    }
+
+    fn reset(&mut self) {
+        self.0 = 0;
+    }
+}
+
+/// Publishes the instances that the databases have.
+struct InstanceFeed<'a> {
+    options: &'a OpenstackOptions,
+    limits: RecordLimits,
+    publisher: Publisher,
+    known: BTreeMap<String, KnownInstance>,
+}
+
+struct KnownInstance {
+    instance: NodeInstance,
+    generation: u64,
+    /// There was no memory for its record.
+    lacks_memory: bool,
+}
+
+impl InstanceFeed<'_> {
+    async fn run(
+        mut self,
+        mut local: watch::Receiver<Option<LocalView>>,
+        mut bound: watch::Receiver<Option<BTreeMap<String, PortBinding>>>,
+    ) -> Result<(), Closed> {
+        let mut freed = self.publisher.freed();
+        let mut is_synced = false;
+        loop {
+            let view = local.borrow_and_update().clone();
+            let bindings = bound.borrow_and_update().clone();
+            if let Some(view) = view {
+                // Until the bindings are there, all instances are expected.
+                let are_bound = bindings.is_some();
+                let wanted = ports::instances(&view.ports, &bindings.unwrap_or_default(), self.options);
+                self.publish(wanted).await?;
+                if are_bound && !std::mem::replace(&mut is_synced, true) {
+                    self.publisher.publish(FeedEvent::Synced).await?;
+                }
+            }
+            tokio::select! {
+                Ok(()) = local.changed() => {}
+                Ok(()) = bound.changed() => {}
+                () = freed.wait() => self.known.retain(|_, known| !known.lacks_memory),
+            }
+        }
+    }
+
+    async fn publish(&mut self, wanted: BTreeMap<String, NodeInstance>) -> Result<(), Closed> {
+        let gone: Vec<_> = self.known.keys().filter(|key| !wanted.contains_key(*key)).cloned().collect();
+        for key in gone {
+            self.known.remove(&key);
+            self.publisher.publish(FeedEvent::Remove { key }).await?;
+        }
+        for (key, instance) in wanted {
+            let known = self.known.get(&key);
+            if known.is_some_and(|known| known.instance == instance) {
+                continue;
+            }
+            // Seconds do not go back after a restart, as a count of changes would.
+            let former = known.map_or(0, |known| known.generation);
+            let generation = unix_now().max(former + 1);
+            let (event, lacks_memory) = self.event(&key, &instance, generation);
+            self.known.insert(key, KnownInstance { instance, generation, lacks_memory });
+            self.publisher.publish(event).await?;
+        }
+        Ok(())
+    }
+
+    /// The event of an instance, and whether there is no memory for its record.
+    fn event(&self, key: &str, instance: &NodeInstance, generation: u64) -> (FeedEvent, bool) {
+        let rejected = |error| FeedEvent::Rejected { key: key.to_owned(), error };
+        match instance {
+            NodeInstance::Expected(identities) => {
+                (FeedEvent::Expect { key: key.to_owned(), identities: identities.clone() }, false)
+            }
+            NodeInstance::Refused(reason) => (rejected(FeedError::Vm { reason: reason.clone() }), false),
+            NodeInstance::Bound(described, owner) => {
+                let record = ports::record(key, described.clone(), owner.clone(), generation, &self.limits);
+                let record = match record {
+                    Ok(record) => record,
+                    Err(error) => return (rejected(error.into()), false),
+                };
+                match self.publisher.admit(key, &record) {
+                    Ok(()) => (FeedEvent::Upsert { key: key.to_owned(), record: record.into() }, false),
+                    Err(exhausted) => (rejected(FeedError::Room(exhausted)), true),
+                }
+            }
+        }
+    }
+}
+
+fn unix_now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
