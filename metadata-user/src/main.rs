@@ -21,8 +21,8 @@ use metadata_user::verbs::options::{self, ConfigOverrides};
 #[cfg(feature = "kubevirt")]
 use metadata_user::verbs::webhook;
 use metadata_user::verbs::{
-    self, Exit, ExitError, check, doctor, event, explain, export, identity, instances, pages, release, top,
-    trace,
+    self, Exit, ExitError, check, doctor, event, explain, export, identity, instances, openstack, pages,
+    release, top, trace,
 };
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -186,6 +186,8 @@ enum Verb {
     },
     /// Make keys of identity tokens, and print their public halves.
     Identity(identity::IdentityArgs),
+    /// Take over from the metadata agents of OpenStack's Neutron.
+    Openstack(openstack::OpenstackArgs),
     /// Serve admission reviews of a Kubernetes cluster.
     ///
     /// VMs annotated `imds.kubevirt.io/enabled: "true"` get the SMBIOS serial or asset tag that points their guests to
@@ -483,6 +485,7 @@ fn run_verb(verb: Verb, log: LogHandle) -> anyhow::Result<Exit> {
         }
         Verb::TokenKey { after } => token_key(after.as_deref(), &mut out)?,
         Verb::Identity(verb) => verb.run(&mut out)?,
+        Verb::Openstack(verb) => verb.run(&mut out, &mut output::stderr())?,
         #[cfg(feature = "kubevirt")]
         Verb::Webhook(arguments) => webhook::run(&arguments)?,
         Verb::Release { agent, pins, hub, force } => {

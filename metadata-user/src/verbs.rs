@@ -7,6 +7,7 @@ pub mod explain;
 pub mod export;
 pub mod identity;
 pub mod instances;
+pub mod openstack;
 pub mod options;
 pub mod pages;
 pub mod release;

@@ -442,7 +442,7 @@ fn a_manual_page_has_one_line_of_name_the_whole_synopsis_and_the_exit_codes() {
         let about = line.strip_prefix(&format!("{name} \\- ")).unwrap_or_else(|| panic!("{line}"));
         assert!(about.len() <= 100 && !about.ends_with('.') && !about.contains(". "), "{line}");
         let [synopsis] = section(&page, "SYNOPSIS")[..] else { panic!("{}: {page}", path.display()) };
-        let groups = ["identity", "event"];
+        let groups = ["identity", "event", "openstack"];
         let verb = groups.iter().fold(name.clone(), |name, group| {
             name.replacen(&format!("xdp\\-imds\\-{group}\\-"), &format!("xdp\\-imds {group} "), 1)
         });

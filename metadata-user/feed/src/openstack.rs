@@ -12,6 +12,7 @@
 //! databases name; no byte of the request decides that.
 
 pub mod health;
+pub mod import;
 pub mod nova;
 pub mod ovsdb;
 mod ports;

@@ -45,6 +45,7 @@ const AGENT: &str = "\
 | `serve`, `doctor`, `release` | the [capabilities](../operate/privileges.md) of a running agent; `doctor` needs them to see what the agent sees |
 | `register`, `ls`, `get`, `rm`, `clear`, `event`, `status`, `top`, `trace` | access to the agent's socket: [who may use it](../operate/api.md#who-may-use-it) |
 | `libvirt-hook` | write access below `/run/xdp-imds` |
+| `openstack` | read access to Neutron's configuration, and write access to the file of the secret |
 | `check`, `explain`, `export`, `webhook`, `token-key`, `identity` | no privilege |
 
 [Their output](output.md) has the exit codes and the forms of `--json`.

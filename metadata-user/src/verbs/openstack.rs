@@ -1,0 +1,58 @@
+//! `xdp-imds openstack`: takes over from Neutron's metadata agents.
+
+use anyhow::{Context as _, ensure};
+use clap::{Args, Subcommand};
+use metadata_feed::openstack::DEFAULT_SECRET;
+use metadata_feed::openstack::import::{FILES, NeutronSettings};
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Arguments of the verb.
+#[derive(Args)]
+pub struct OpenstackArgs {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Print the section `openstack` of the configuration that does as Neutron's metadata agent does.
+    ///
+    /// Reads ovn_agent.ini, neutron_ovn_metadata_agent.ini and metadata_agent.ini. Writes the secret to a file of mode
+    /// 0600, and never prints it. A file with another secret stays.
+    Import {
+        /// Neutron's files; later ones override earlier ones [default: those of them in /etc/neutron].
+        #[arg(value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// The file for the secret.
+        #[arg(long, value_name = "FILE", default_value = DEFAULT_SECRET)]
+        secret: PathBuf,
+    },
+}
+
+impl OpenstackArgs {
+    /// Runs the verb. What needs a look goes to `remarks`.
+    ///
+    /// # Errors
+    /// If a file cannot be read or written.
+    pub fn run(self, out: &mut impl Write, remarks: &mut impl Write) -> anyhow::Result<()> {
+        let Verb::Import { mut files, secret } = self.verb;
+        if files.is_empty() {
+            files = FILES.iter().map(PathBuf::from).filter(|path| path.exists()).collect();
+            ensure!(!files.is_empty(), "expected one of {}, found none: name the files", FILES.join(", "));
+        }
+        let mut settings = NeutronSettings::read(&files).context("reading Neutron's configuration")?;
+        settings.set_secret_file(secret.clone());
+        let written = settings.write_secret(&secret).with_context(|| {
+            format!("writing the secret to {}; --secret names another file", secret.display())
+        })?;
+        if written {
+            writeln!(remarks, "the secret is in {}", secret.display())?;
+        }
+        for remark in &settings.remarks {
+            writeln!(remarks, "{remark}")?;
+        }
+        writeln!(out, "{}", serde_json::to_string_pretty(&settings.section())?)?;
+        Ok(())
+    }
+}
