@@ -1,5 +1,6 @@
-//! Platforms other than Kubernetes: libvirt, Proxmox VE, and hypervisors started by a script.
+//! Platforms other than Kubernetes: libvirt, OpenStack, Proxmox VE, and hypervisors started by a script.
 
 mod libvirt;
+mod openstack;
 mod proxmox;
 mod recipes;

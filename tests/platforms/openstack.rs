@@ -1,0 +1,387 @@
+//! The agent answers the instances of an OpenStack compute node: ports and projects from a real `ovsdb-server` with the
+//! schemas of Open vSwitch and OVN, answers from a Nova that checks requests as its own handler does.
+
+mod nova;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use metadata_control::status::AgentStatus;
+use nova::{Nova, SECRET};
+use serde_json::{Value, json};
+use support::agent::{self, Agent};
+use support::eventually::eventually;
+use support::guest::{Guest, METADATA, Spec};
+use support::host::{self, Host};
+use support::netns::{Namespace, run};
+use support::packages::{Packages, With};
+use support::privileged;
+use support::process::terminate;
+use support::record::{Identity, replace};
+use support::tap::{Shape, Tap};
+
+/// Longest wait for the agent to notice a change.
+const NOTICE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(40);
+const CHASSIS: &str = "node-1";
+const META_DATA: &str = "/openstack/latest/meta_data.json";
+
+/// A database of `ovsdb-server`, which is installed; the schemas are not, because their packages start services.
+struct Database {
+    server: Child,
+    socket: PathBuf,
+}
+
+impl Database {
+    fn create(room: &Path, name: &str, schema: &Path) -> Result<Self> {
+        let (file, socket) = (room.join(format!("{name}.db")), room.join(format!("{name}.sock")));
+        run(Command::new("ovsdb-tool").arg("create").args([&file, schema]))?;
+        let server = Self::serve(&file, &socket)?;
+        Ok(Self { server, socket })
+    }
+
+    fn serve(file: &Path, socket: &Path) -> Result<Child> {
+        let mut command = Command::new("ovsdb-server");
+        command.arg(format!("--remote=punix:{}", socket.display()));
+        command.arg(format!("--unixctl={}.ctl", socket.display())).arg("--no-chdir").arg(file);
+        let server = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let server = server.context("`apt-get install openvswitch-common` installs ovsdb-server")?;
+        eventually(NOTICE, || {
+            run(Command::new("ovsdb-client").arg("list-dbs").arg(format!("unix:{}", socket.display())))
+        })?;
+        Ok(server)
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        terminate(self.server.id())?;
+        self.server.wait()?;
+        Ok(())
+    }
+
+    fn remote(&self) -> String {
+        format!("unix:{}", self.socket.display())
+    }
+
+    /// Runs a transaction, whose first element is the database's name.
+    fn transact(&self, transaction: &Value) -> Result<Value> {
+        let text = transaction.to_string();
+        let answer = run(Command::new("ovsdb-client").arg("transact").args([self.remote(), text]))?;
+        let answer: Value = serde_json::from_str(&answer)?;
+        let failed = answer.as_array().into_iter().flatten().find(|result| !result["error"].is_null());
+        ensure!(failed.is_none(), "{failed:?}");
+        Ok(answer)
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        _ = self.server.kill();
+        _ = self.server.wait();
+    }
+}
+
+/// A compute node, and the parts of its cloud that it depends on.
+struct Node {
+    host: Host,
+    room: tempfile::TempDir,
+    ovs: Database,
+    southbound: Database,
+    /// The datapath of all ports, and this node's chassis.
+    datapath: String,
+    chassis: String,
+    nova: Nova,
+}
+
+/// An instance with one port.
+struct Instance {
+    identity: Identity,
+    port: String,
+    project: String,
+    guest: Guest,
+}
+
+impl Node {
+    fn or_skip() -> Option<Self> {
+        let schemas = Packages::or_skip("bookworm", &["openvswitch-switch", "ovn-central"], With::Nothing)?;
+        Some(Self::new(schemas.root()).expect("a node"))
+    }
+
+    fn new(packages: &Path) -> Result<Self> {
+        let (host, room) = (Host::new()?, tempfile::tempdir()?);
+        let schema = |path: &str| packages.join("usr/share").join(path);
+        let ovs = Database::create(room.path(), "conf", &schema("openvswitch/vswitch.ovsschema"))?;
+        let southbound = Database::create(room.path(), "ovnsb", &schema("ovn/ovn-sb.ovsschema"))?;
+        let ids = json!(["map", [["system-id", CHASSIS], ["ovn-remote", southbound.remote()]]]);
+        ovs.transact(&json!(["Open_vSwitch", insert("Open_vSwitch", json!({"external_ids": ids}))]))?;
+        let made = southbound.transact(&json!([
+            "OVN_Southbound",
+            insert("Datapath_Binding", json!({"tunnel_key": 1})),
+            {"op": "insert", "table": "Encap", "uuid-name": "encap",
+             "row": {"type": "geneve", "ip": "192.0.2.1", "chassis_name": CHASSIS}},
+            insert("Chassis", json!({"name": CHASSIS, "hostname": CHASSIS, "encaps": ["named-uuid", "encap"]})),
+        ]))?;
+        let uuid = |at: usize| made[at]["uuid"][1].as_str().unwrap_or_default().to_owned();
+        let (datapath, chassis) = (uuid(0), uuid(2));
+        let nova = host.ns().run_in(Nova::start)?;
+        replace(&room.path().join("secret"), SECRET)?;
+        Ok(Self { host, room, ovs, southbound, datapath, chassis, nova })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.room.path().join(name)
+    }
+
+    /// Boots an instance as Nova does: its tap, its port in the local OVSDB, and then the guest.
+    fn boot(&self, number: u16) -> Result<Instance> {
+        let identity = Identity::of(number);
+        let port = format!("{number:08x}-1111-4222-8333-444444444444");
+        let project = format!("{number:032x}");
+        let name = format!("tap{}", &port[..11]);
+        let tap = Tap::create(self.host.ns(), &name, Shape::virtio())?;
+        self.host.ns().ip(&format!("link set {name} master {} up", host::BRIDGE))?;
+        let spec = Spec { shape: Shape::virtio(), ..Spec::of(&identity) };
+        let guest = Guest::boot_on(Arc::new(tap), Namespace::new("guest")?, &spec)?;
+        self.nova.add(&identity.instance_id, &project, &identity.user_data);
+        let instance = Instance { identity, port, project, guest };
+        self.plug(&instance, &name)?;
+        Ok(instance)
+    }
+
+    /// What os-vif writes.
+    fn plug(&self, instance: &Instance, name: &str) -> Result<()> {
+        let ids = [
+            ("iface-id", &*instance.port),
+            ("attached-mac", &instance.identity.mac.to_string()),
+            ("iface-status", "active"),
+            ("vm-uuid", &instance.identity.instance_id),
+        ];
+        let ids: Vec<_> = ids.iter().map(|(key, value)| json!([key, value])).collect();
+        self.ovs.transact(&json!([
+            "Open_vSwitch",
+            {"op": "insert", "table": "Interface", "uuid-name": "interface",
+             "row": {"name": name, "external_ids": ["map", ids]}},
+            {"op": "insert", "table": "Port", "uuid-name": "port",
+             "row": {"name": name, "interfaces": ["named-uuid", "interface"]}},
+            {"op": "insert", "table": "Bridge", "uuid-name": "bridge",
+             "row": {"name": format!("br-{name}"), "ports": ["named-uuid", "port"]}},
+            {"op": "mutate", "table": "Open_vSwitch", "where": [],
+             "mutations": [["bridges", "insert", ["named-uuid", "bridge"]]]},
+        ]))?;
+        Ok(())
+    }
+
+    fn unplug(&self, instance: &Instance) -> Result<()> {
+        let name = format!("br-tap{}", &instance.port[..11]);
+        let found = json!(["Open_vSwitch", {"op": "select", "table": "Bridge", "where": [["name", "==", name]],
+                           "columns": ["_uuid"]}]);
+        let bridge = self.ovs.transact(&found)?[0]["rows"][0]["_uuid"].take();
+        self.ovs.transact(&json!([
+            "Open_vSwitch",
+            {"op": "mutate", "table": "Open_vSwitch", "where": [],
+             "mutations": [["bridges", "delete", ["set", [bridge]]]]},
+        ]))?;
+        Ok(())
+    }
+
+    /// What Neutron and ovn-controller write.
+    fn bind(&self, instance: &Instance) -> Result<()> {
+        let ids = [
+            ("neutron:device_id", &*instance.identity.instance_id),
+            ("neutron:project_id", &instance.project),
+            ("neutron:cidrs", &format!("{}/16", instance.identity.address)),
+        ];
+        let ids: Vec<_> = ids.iter().map(|(key, value)| json!([key, value])).collect();
+        self.southbound.transact(&json!([
+            "OVN_Southbound",
+            insert(
+                "Port_Binding",
+                json!({
+                    "logical_port": instance.port, "datapath": ["uuid", self.datapath],
+                    "tunnel_key": instance.identity.number + 1, "chassis": ["uuid", self.chassis],
+                    "external_ids": ["map", ids],
+                })
+            )
+        ]))?;
+        Ok(())
+    }
+
+    fn agent(&self) -> Result<Agent<'_>> {
+        let configuration = json!({"openstack": {
+            "nova": {"url": self.nova.url(), "secret": self.path("secret")}, "ovsdb": self.ovs.remote(),
+        }});
+        replace(&self.path("agent.yaml"), &configuration.to_string())?;
+        let mut words = agent::arguments(self.room.path(), &[]);
+        let records = words.iter().position(|word| word == "--records").context("a word")?;
+        words.drain(records..records + 2);
+        words.extend(["--config".into(), self.path("agent.yaml").into()]);
+        Agent::start_binary(&agent::binary()?, self.host.ns(), words)
+    }
+
+    fn status(&self) -> Result<AgentStatus> {
+        let mut command = Command::new(agent::binary()?);
+        command.args(["status", "--all", "--json", "--run"]).arg(self.path("run"));
+        Ok(serde_json::from_slice(&command.output()?.stdout)?)
+    }
+
+    /// Waits for a problem in the status with these words.
+    fn has_problem(&self, words: &[&str]) -> Result<()> {
+        let problems = self.status()?.troubles;
+        let is_it = |problem: &String| words.iter().all(|word| problem.contains(word));
+        ensure!(problems.iter().any(is_it), "{problems:?}");
+        Ok(())
+    }
+}
+
+fn insert(table: &str, row: Value) -> Value {
+    json!({"op": "insert", "table": table, "row": row})
+}
+
+fn get(guest: &Guest, path: &str) -> Result<(u16, String)> {
+    let fetched = guest.fetch(path, PATIENCE)?;
+    Ok((fetched.status, fetched.text()))
+}
+
+fn gets(guest: &Guest, path: &str, status: u16, part: &str) -> Result<()> {
+    let found = get(guest, path)?;
+    ensure!(found.0 == status && found.1.contains(part), "{path}: {found:?}");
+    Ok(())
+}
+
+#[test]
+fn an_instance_gets_the_answers_of_nova_by_its_port_alone() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let Some(node) = Node::or_skip() else { return };
+    let instances = [0, 1].map(|number| node.boot(number).expect("an instance"));
+    node.bind(&instances[0]).expect("bound");
+    let _agent = node.agent().expect("an agent");
+    node.bind(&instances[1]).expect("bound while the agent runs");
+    for Instance { identity, guest, .. } in &instances {
+        eventually(NOTICE, || gets(guest, META_DATA, 200, &identity.instance_id)).expect("meta-data");
+        gets(guest, "/openstack/latest/user_data", 200, &identity.user_data).expect("user-data");
+        gets(guest, "/latest/meta-data/instance-id", 200, &identity.instance_id).expect("EC2's tree");
+        gets(guest, "/openstack/latest/nothing", 404, "").expect("what Nova does not have");
+        gets(guest, "/v1/events", 200, "incarnation").expect("the agent's own path");
+    }
+    let [Instance { guest, identity, .. }, other] = &instances;
+    let seeds = [(); 2].map(|()| {
+        let document: Value =
+            serde_json::from_str(&get(guest, META_DATA).expect("an answer").1).expect("JSON");
+        document["random_seed"].as_str().expect("a seed").to_owned()
+    });
+    assert_ne!(seeds[0], seeds[1]);
+
+    // Nothing that a guest says makes it another instance. Nova counts what it would have believed.
+    let forged = [
+        &*format!("-HX-Instance-ID: {}", other.identity.instance_id),
+        &format!("-HX-Tenant-ID: {}", other.project),
+        "-HX-Instance-ID-Signature: 00",
+        "-HX-Metadata-Provider: lb",
+        "-HX-Forwarded-For: 10.9.9.9",
+    ];
+    let url = format!("http://{METADATA}/openstack/latest/meta_data.json?forged");
+    let words: Vec<_> = forged.iter().copied().chain([&*url]).collect();
+    let fetched = guest.curl(&words, PATIENCE).expect("an answer");
+    assert!(fetched.status == 200 && fetched.text().contains(&identity.instance_id), "{}", fetched.text());
+    assert_eq!(node.nova.strangers(), [""; 0]);
+    assert_eq!(node.nova.addresses(&identity.instance_id), [identity.address.to_string()]);
+
+    // A password goes through once, and is never kept.
+    let url = format!("http://{METADATA}/openstack/latest/password");
+    let post = || guest.curl(&["-dsecret", &url], PATIENCE).expect("an answer").status;
+    assert_eq!((post(), post()), (200, 409));
+    for text in ["secret", "changed"] {
+        node.nova.set_password(&identity.instance_id, text);
+        gets(guest, "/openstack/latest/password", 200, text).expect("the password");
+    }
+
+    node.unplug(other).expect("unplugged");
+    eventually(NOTICE, || {
+        let instances = node.status()?.instances;
+        let count: u64 = instances.iter().filter(|of| of.source == "openstack").map(|of| of.count).sum();
+        ensure!(count == 1, "{count} are served");
+        Ok(())
+    })
+    .expect("one instance is left");
+}
+
+#[test]
+fn guests_are_served_through_outages_and_status_names_who_is_away() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let Some(mut node) = Node::or_skip() else { return };
+    let instance = node.boot(0).expect("an instance");
+    node.bind(&instance).expect("bound");
+    replace(&node.path("secret"), "another").expect("written");
+    let status = |node: &Node, words: &[&str]| eventually(NOTICE, || node.has_problem(words));
+    let (guest, id) = (&instance.guest, &instance.identity.instance_id);
+    {
+        let agent = node.agent().expect("an agent");
+        eventually(NOTICE, || gets(guest, META_DATA, 403, "")).expect("a signature that Nova refuses");
+        status(&node, &["403", "metadata_proxy_shared_secret", "secret"]).expect("a problem");
+        replace(&node.path("secret"), SECRET).expect("written");
+        eventually(NOTICE, || gets(guest, META_DATA, 200, id)).expect("no restart is needed");
+
+        node.nova.pause();
+        gets(guest, META_DATA, 200, id).expect("what is kept");
+        gets(guest, "/openstack/latest/user_data?new", 503, "").expect("what is not");
+        status(&node, &["Nova's metadata API", "has not answered"]).expect("a problem");
+        node.nova.resume();
+        eventually(NOTICE, || gets(guest, "/openstack/latest/user_data?new", 200, "#cloud-config"))
+            .expect("Nova is back");
+        // It writes the snapshot.
+        assert!(agent.stop().expect("stopped").success());
+    }
+    // The southbound database is away when the agent starts: it starts with the snapshot.
+    node.southbound.stop().expect("stopped");
+    let _agent = node.agent().expect("an agent");
+    eventually(NOTICE, || gets(guest, META_DATA, 200, id)).expect("an instance of the snapshot");
+    status(&node, &["southbound database", "has been away"]).expect("a problem");
+}
+
+#[test]
+fn ports_of_other_nodes_cost_nothing() {
+    /// Ports of the cloud on other nodes.
+    const FOREIGN: usize = 10_000;
+    /// What one transaction has of them.
+    const AT_ONCE: usize = 250;
+    if !privileged::or_skip() {
+        return;
+    }
+    let Some(node) = Node::or_skip() else { return };
+    let instance = node.boot(0).expect("an instance");
+    node.bind(&instance).expect("bound");
+    let agent = node.agent().expect("an agent");
+    let served = || gets(&instance.guest, META_DATA, 200, &instance.identity.instance_id);
+    eventually(NOTICE, served).expect("meta-data");
+    let memory = || -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", agent.pid())).expect("a process");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
+    };
+    let before = memory();
+    for first in (0..FOREIGN).step_by(AT_ONCE) {
+        let rows = (first..first + AT_ONCE).map(|n| {
+            insert("Port_Binding", json!({
+                "logical_port": format!("foreign-{n}"), "datapath": ["uuid", node.datapath], "tunnel_key": n + 100,
+                "external_ids": ["map", [["neutron:device_id", "x"], ["neutron:project_id", "y"]]],
+            }))
+        });
+        let all: Vec<_> = [json!("OVN_Southbound")].into_iter().chain(rows).collect();
+        node.southbound.transact(&json!(all)).expect("inserted");
+    }
+    // The next change of the node comes after all of these.
+    let later = node.boot(1).expect("an instance");
+    node.bind(&later).expect("bound");
+    eventually(NOTICE, || gets(&later.guest, META_DATA, 200, &later.identity.instance_id))
+        .expect("meta-data");
+    served().expect("meta-data");
+    let grown = memory().saturating_sub(before);
+    assert!(grown <= 1_024, "{FOREIGN} foreign ports took {grown} KiB");
+}
