@@ -1,13 +1,14 @@
 //! A store whose responses are rendered when guests ask for them.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use metadata_common::addresses::Connection;
 use metadata_common::maps::Slot;
 use metadata_common::time::Now;
 
 use crate::dialect;
-use crate::http::Request;
+use crate::http::{Request, Response};
 use crate::record::Dialects;
 use crate::store::{Datasource, Host, Interner, LiveOutcome, ParkedCall, Responses, SlotState, Store};
 
@@ -60,6 +61,26 @@ impl OnDemand {
         let responses = self.render(connection.slot, responses, missing);
         let (outcome, datasource) = responses.answer_of(now, connection, request, parked);
         (outcome, datasource, responses)
+    }
+
+    /// Returns the answer to a request, and its dialect, if equal requests get equal answers as long as the record does
+    /// not change. `None` if they may differ, or if a dialect that is not rendered might answer.
+    #[must_use]
+    pub fn lasting_answer(
+        responses: &Responses,
+        connection: &Connection,
+        request: &Request<'_>,
+    ) -> Option<(Response, Datasource)> {
+        let missing = dialect::missing(responses, Host::at(connection.local), request.target.path);
+        if !missing.is_empty() || !responses.is_lasting(connection, request) {
+            return None;
+        }
+        // No lasting answer depends on the time.
+        let now = Now { mono: Duration::ZERO, unix_seconds: 0 };
+        match responses.answer_of(now, connection, request, None) {
+            (LiveOutcome::Ready(response), datasource) => Some((response, datasource)),
+            (LiveOutcome::Changed(_) | LiveOutcome::Park(_), _) => None,
+        }
     }
 
     /// The responses of a slot, with these dialects of its record rendered as well.
@@ -117,6 +138,8 @@ mod tests {
 
     use super::OnDemand;
     use crate::dialect;
+    use crate::http::{Headers, Method, Request, RequestTarget};
+    use metadata_common::addresses::{self, Connection};
     use crate::record::{Dialect, Dialects, Record};
     use crate::store::{Host, Interner, Responses, SlotState, Store, VmState};
 
@@ -223,6 +246,33 @@ mod tests {
         );
         let SlotState::Ready(held) = content.store().get(0) else { panic!("slot 0 was published") };
         assert!(!Arc::ptr_eq(&held, &answering) && !Arc::ptr_eq(&held, &old), "the new record stays");
+    }
+
+    #[test]
+    fn an_answer_lasts_if_the_record_and_the_request_decide_it() {
+        let local = (addresses::METADATA.into(), 80);
+        let connection = Connection { slot: 0, local, remote: local };
+        let lasting = |responses: &Responses, path: &str| {
+            let fields = [httparse::Header { name: "Metadata-Flavor", value: b"Google" }];
+            let target = RequestTarget { path, query: "" };
+            let request = Request { method: Method::Get, target, headers: Headers::new(&fields), body: &[] };
+            OnDemand::lasting_answer(responses, &connection, &request).map(|(response, _)| response.status().0)
+        };
+        let content = unasked(&record());
+        for (path, status) in [
+            ("/v1/meta-data", Some(200)),
+            ("/v1/network-config", Some(200)),
+            ("/of/no/dialect", Some(404)),
+            ("/openstack/latest/meta_data.json", Some(200)),
+            ("/openstack/latest/password", None),
+            ("/v1/events", None),
+            ("/computeMetadata/v1/instance/id", None),
+        ] {
+            let SlotState::Ready(before) = content.store().get(0) else { panic!("slot 0 was published") };
+            let is_missing = !dialect::missing(&before, Host::Metadata, path).is_empty();
+            assert!(!is_missing || lasting(&before, path).is_none(), "{path} before it is rendered");
+            assert_eq!(lasting(&responses(&content, Host::Metadata, path), path), status, "{path}");
+        }
     }
 
     #[test]

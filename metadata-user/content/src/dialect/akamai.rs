@@ -55,7 +55,7 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
         flatten("", &document, &mut lines);
         let (text, json) = (routes.found(TEXT, lines), routes.json(&document));
         let about = "the document as text, or as JSON if the request accepts it";
-        routes.either(path, &*HAS_TOKEN, about, |call| accepts_json(call.request), json, text);
+        routes.either(path, &*HAS_TOKEN, about, accepts_json, json, text);
     }
     let user_data = match record.user_data.as_ref().map(Payload::bytes) {
         None => routes.found(TEXT, ""),

@@ -52,7 +52,7 @@ pub(super) fn render_root(record: &Record, routes: &mut RouteBuilder<'_>) {
         // Google's client libraries recognise GCE by its root.
         let google = gce::root(routes);
         let about = "the versions of EC2's tree; GCE's root for requests with Metadata-Flavor";
-        routes.either("/", &[], about, |call| gce::FLAVOUR.holds(call), google, versions);
+        routes.either("/", &[], about, gce::has_flavour, google, versions);
     } else {
         routes.open("/", versions);
     }

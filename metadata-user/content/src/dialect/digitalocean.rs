@@ -59,7 +59,7 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
                 WHOLE,
                 &[],
                 about,
-                |call| cloud_init(call.request).is_some(),
+                |request| cloud_init(request).is_some(),
                 for_cloud_init,
                 for_others,
             );

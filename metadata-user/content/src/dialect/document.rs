@@ -302,6 +302,10 @@ impl LiveRoute for DocumentTree {
         self.response(call.rest).into()
     }
 
+    fn is_lasting(&self) -> bool {
+        true
+    }
+
     fn about(&self) -> &'static str {
         "a JSON document or a part of it"
     }

@@ -33,7 +33,7 @@ use super::route_builder::{JSON, RouteBuilder, TEXT};
 use super::tokens::issue;
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
-use crate::http::{Body, Method, Response, StatusCode};
+use crate::http::{Body, Method, Request, Response, StatusCode};
 use crate::identity::{CloudClaims, IssuedToken, SigningRequest, TokenRefusal, VmIssuer};
 use crate::mailbox::{AttributeRefused, Mailbox};
 use crate::record;
@@ -71,8 +71,16 @@ static METHODS: [Method; 8] = [
 ];
 
 /// The request has `Metadata-Flavor: Google` or the older field for it.
-pub(super) const FLAVOUR: Condition =
-    Condition::HeaderIsOneOf(&[("Metadata-Flavor", "Google"), ("X-Google-Metadata-Request", "True")]);
+const FLAVOUR: Condition = Condition::HeaderIsOneOf(FLAVOUR_FIELDS);
+const FLAVOUR_FIELDS: &[(&str, &str)] =
+    &[("Metadata-Flavor", "Google"), ("X-Google-Metadata-Request", "True")];
+
+/// Returns whether the request satisfies [`FLAVOUR`].
+pub(super) fn has_flavour(request: &Request<'_>) -> bool {
+    FLAVOUR_FIELDS.iter().any(|(name, value)| {
+        request.headers.get(name).is_some_and(|found| found.eq_ignore_ascii_case(value.as_bytes()))
+    })
+}
 
 static GUARDS: LazyLock<[RequestGuard; 2]> = LazyLock::new(|| {
     let missing = "Missing required header \"Metadata-Flavor\": \"Google\"\n";

@@ -10,11 +10,10 @@ use super::network_config::{self, Gateways, ROUTES_SINCE};
 use super::record_values::public_keys;
 use super::route_builder::{RouteBuilder, YAML};
 use super::{Description, Mount, yaml};
-use crate::http::{Response, StatusCode};
+use crate::http::{Request, Response, StatusCode};
 use crate::record::network::NetworkMode;
 use crate::record::vm::Payload;
 use crate::record::{AbsentSeed, RESERVED_KEYS, Record};
-use crate::store::LiveRequest;
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -51,8 +50,8 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
 
 /// Returns whether the client is a cloud-init that gets the form which is not deprecated. Others get the one that every
 /// client understands.
-fn reads_routes(call: &LiveRequest<'_>) -> bool {
-    cloud_init(call.request).is_some_and(|version| version >= ROUTES_SINCE)
+fn reads_routes(request: &Request<'_>) -> bool {
+    cloud_init(request).is_some_and(|version| version >= ROUTES_SINCE)
 }
 
 fn absent(record: &Record, routes: &mut RouteBuilder<'_>) -> Response {

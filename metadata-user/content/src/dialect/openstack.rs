@@ -83,7 +83,9 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     };
     let (first, later) = (listing(false), listing(true));
     let about = "the names of existing documents";
-    routes.either("/openstack/latest", &[], about, is_without_password, first, later);
+    let names =
+        move |call: &LiveRequest<'_>| if is_without_password(call) { first.clone() } else { later.clone() };
+    routes.live("/openstack/latest", Methods::READ, &[], computed(about, names));
     let methods = Methods::of(&[Method::Get, Method::Head, Method::Post]);
     let password = computed("the password that the guest posted, once", password);
     routes.live("/openstack/latest/password", methods, &*UNPROXIED, password);

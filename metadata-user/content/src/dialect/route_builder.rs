@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::claims;
 use super::document::JsonDocument;
 use super::yaml;
-use crate::http::{Body, Response, StatusCode};
+use crate::http::{Body, Request, Response, StatusCode};
 use crate::identity::VmIssuer;
 use crate::record::event::EventDocument;
 use crate::record::vm::Payload;
@@ -198,19 +198,17 @@ impl<'a> RouteBuilder<'a> {
     }
 
     /// Adds a route with guards for GET and HEAD with two responses: `first` to the requests that `takes_first`
-    /// accepts, `other` to the others.
+    /// accepts by what they contain, `other` to the others.
     pub(super) fn either(
         &mut self,
         path: impl Into<Cow<'static, str>>,
         guards: &'static [RequestGuard],
         about: &'static str,
-        takes_first: fn(&LiveRequest<'_>) -> bool,
+        takes_first: fn(&Request<'_>) -> bool,
         first: Response,
         other: Response,
     ) {
-        let either =
-            move |call: &LiveRequest<'_>| if takes_first(call) { first.clone() } else { other.clone() };
-        self.live(path, Methods::READ, guards, computed(about, either));
+        self.live(path, Methods::READ, guards, EitherRoute { about, takes_first, first, other });
     }
 
     /// Adds a route with guards for requests with the header field. Other requests get the path's other route, if
@@ -224,6 +222,30 @@ impl<'a> RouteBuilder<'a> {
     ) {
         let route = self.route(Endpoint::Fixed(response));
         self.add(path, route.guarded(guards).when(header));
+    }
+}
+
+/// A route with two responses.
+#[derive(Debug)]
+struct EitherRoute {
+    about: &'static str,
+    takes_first: fn(&Request<'_>) -> bool,
+    first: Response,
+    other: Response,
+}
+
+impl LiveRoute for EitherRoute {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
+        let is_first = (self.takes_first)(call.request);
+        if is_first { self.first.clone() } else { self.other.clone() }.into()
+    }
+
+    fn is_lasting(&self) -> bool {
+        true
+    }
+
+    fn about(&self) -> &'static str {
+        self.about
     }
 }
 

@@ -149,6 +149,12 @@ pub trait LiveRoute: Debug + Send + Sync {
         Vec::new()
     }
 
+    /// Returns whether equal requests get equal answers as long as these responses are published. Such answers are pure:
+    /// they depend on the record and the request alone, and change nothing.
+    fn is_lasting(&self) -> bool {
+        false
+    }
+
     /// Describes what the answer demands of this request beyond the guards of its route and does not find, in the words
     /// of [`Condition::demand`], with the status that refuses it; none by default.
     fn lacks(&self, _call: &LiveRequest<'_>) -> Option<(String, StatusCode)> {

@@ -171,6 +171,17 @@ impl Responses {
         }
     }
 
+    /// Returns whether equal requests get equal answers as long as these responses are published.
+    pub(crate) fn is_lasting(&self, connection: &Connection, request: &Request<'_>) -> bool {
+        match self.find(Host::at(connection.local), request) {
+            Found::Route(route, _) => match route.endpoint() {
+                Endpoint::Fixed(_) => true,
+                Endpoint::Live(live) => live.is_lasting(),
+            },
+            Found::Others(_) | Found::Nothing => true,
+        }
+    }
+
     /// Returns whether the answer is rendered in advance. Then it does not depend on what the guest wrote.
     #[must_use]
     pub fn is_fixed(&self, connection: &Connection, request: &Request<'_>) -> bool {

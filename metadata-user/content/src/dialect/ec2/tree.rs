@@ -165,6 +165,10 @@ impl LiveRoute for Root {
         self.own.iter().collect()
     }
 
+    fn is_lasting(&self) -> bool {
+        true
+    }
+
     fn about(&self) -> &'static str {
         "the listing, and leaves of NICs, keys and tags; else 404"
     }
