@@ -9,16 +9,18 @@
 //! - consumes an acknowledgement of everything that user space has posted in `ALL_SENT`;
 //! - consumes an acknowledgement that only ends a handshake, if user space holds no connection with that
 //!   index;
-//! - acknowledges the FIN that ends a connection user space has finished with (`tcp`).
+//! - acknowledges the FIN that ends a connection user space has finished with (`tcp`);
+//! - answers a request with a document that user space has published ([`request`]), if the port permits it.
 //!
 //! Any other frame is steered. User space can handle every frame, and handles all of them if the device
-//! cannot send a frame back ([`Port::answers`](crate::maps::Port::answers)). An answer is never longer than
-//! the frame it answers, because a tap guarantees no room behind a frame.
+//! cannot send a frame back ([`Port::answers`](crate::maps::Port::answers)). But for the
+//! answer to a request, an answer is never longer than the frame it answers, because a tap guarantees no room behind it.
 //!
 //! The TCP or ICMPv6 checksum must be complete, or partial as a guest with checksum offload leaves it
 //! (`sum`). A frame with another checksum goes to user space, which drops and counts it. Answers carry
 //! complete checksums.
 
+pub mod request;
 mod tcp;
 
 use crate::classify::Reader;
@@ -111,6 +113,8 @@ pub trait Entry {
     fn close(&self, sent: u32);
     /// Writes [`AllSent::opened`].
     fn open(&self, mark: u16);
+    /// Makes the entry the kernel's: writes every field but [`AllSent::held`], and the flow last.
+    fn own(&self, posted: AllSent);
 }
 
 /// What to do with a frame that the kernel has handled.
@@ -374,6 +378,13 @@ mod sum {
     pub(super) const fn fold(sum: u32) -> u16 {
         let sum = (sum & 0xffff) + (sum >> 16);
         ((sum & 0xffff) + (sum >> 16)) as u16
+    }
+
+    /// Folds a sum of 32-bit words to 16 bits.
+    #[inline(always)]
+    pub(super) const fn fold64(sum: u64) -> u16 {
+        let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32 & 0xffff) + (sum >> 48);
+        fold(sum as u32)
     }
 
     /// The checksum field: the complement of the folded sum.

@@ -5,7 +5,7 @@
 //! frame is refused if the new time would be later than now plus the bucket's depth. Each port has two
 //! buckets: one for frames and one for new connections.
 
-use crate::maps::{Port, RING_FRESH};
+use crate::maps::{Edition, Port, RING_FRESH};
 
 /// Takes one frame from the bucket at `now_ns`. Returns the time at which the bucket will be full again, or
 /// `None` if the bucket holds too little.
@@ -24,6 +24,13 @@ pub const fn take(port: Port, now_ns: u64) -> Option<u64> {
 #[must_use]
 pub const fn take_connection(port: Port, now_ns: u64) -> Option<u64> {
     charge(port.connection_ns, port.connection_depth_ns, port.connections_full_at_ns, now_ns)
+}
+
+/// Like [`take`], for one request that the kernel answers.
+#[inline(always)]
+#[must_use]
+pub const fn take_request(edition: Edition, now_ns: u64) -> Option<u64> {
+    charge(edition.request_ns, edition.depth_ns, edition.full_at_ns, now_ns)
 }
 
 /// True for a port that has sent more than [`RING_FRESH`] frames beyond its rate. Always false for a port
@@ -57,6 +64,15 @@ const fn cost(per_second: u32, burst: u32) -> (u64, u64) {
     };
     let burst = if burst == 0 { 1 } else { burst as u64 };
     (cost_ns, cost_ns * burst)
+}
+
+impl Edition {
+    /// The edition with a limit of `per_second` requests, of which `burst` may come at once. 0 a second means no limit.
+    #[must_use]
+    pub const fn with_limit(self, per_second: u32, burst: u32) -> Self {
+        let (request_ns, depth_ns) = cost(per_second, burst);
+        Self { request_ns, depth_ns, ..self }
+    }
 }
 
 impl Port {

@@ -37,7 +37,7 @@ impl core::fmt::Debug for CookieKey {
 }
 
 /// The keyed 64-bit hash of a connection's slot, addresses and ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flow(u64);
 
 /// The segment sizes that a number can encode, in bytes of TCP payload. A smaller size counts as the first,

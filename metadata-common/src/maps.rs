@@ -3,7 +3,7 @@
 //! Only integers and byte arrays cross this boundary. Every padding byte is a named field. The size of each
 //! layout is asserted at compile time.
 
-use crate::cookie::CookieKey;
+use crate::cookie::{CookieKey, TcpOptions};
 
 /// The index of one identity (a port and a MAC) in every per-guest table, in the kernel and in user space.
 pub type Slot = u32;
@@ -92,11 +92,42 @@ pub const FIN_ENDS: u16 = 1;
 /// connection.
 pub const FIN_ENDS_BOTH: u16 = 2;
 
+/// [`AllSent::finished`]: as [`FIN_ENDS_BOTH`], on a connection that the kernel has answered by itself. User space does
+/// not hold it.
+pub const FIN_ENDS_BOTH_KERNEL: u16 = 3;
+
+/// Maximum number of published documents. A document takes about 100 bytes of the kernel's memory.
+pub const MAX_DOCUMENTS: u32 = 262_144;
+
+/// Maximum number of distinct responses among the published documents. A response takes about 590 bytes.
+pub const MAX_BODIES: u32 = 65_536;
+
+/// Bytes of the longest response that is published, with its head.
+pub const RESPONSE_BYTES: usize = 512;
+
+/// Maximum number of counters of answers to requests.
+pub const MAX_ANSWER_COUNTERS: u32 = 1_024;
+
+/// Size in bytes of the ring of records of answers: about 10,000 of them.
+pub const RECORD_BYTES: u32 = 256 * 1024;
+
+/// Bytes that stay free in that ring, so that answers on other CPUs find room, too.
+pub const RECORD_RESERVE: u64 = 64 * 1024;
+
+/// Time in milliseconds after which a connection that the kernel has answered may be replaced by another one.
+pub const ALL_SENT_IDLE_MS: u32 = 75_000;
+
+/// The length in bytes of a value of `Date` (RFC 9110 §5.6.7, IMF-fixdate).
+pub const DATE_BYTES: usize = 29;
+
 /// A bit of [`Port::answers`]: answer ARP and neighbour solicitations.
 pub const ANSWER_LINK: u64 = 1;
 
 /// A bit of [`Port::answers`]: answer the TCP segments that need no connection state.
 pub const ANSWER_TCP: u64 = 2;
+
+/// A bit of [`Port::answers`]: answer requests for published documents.
+pub const ANSWER_REQUESTS: u64 = 4;
 
 /// The position of the MTU in [`Port::answers`]. The bits below it select what is answered.
 const MTU_SHIFT: u32 = 32;
@@ -154,6 +185,27 @@ pub mod name {
     /// `HASH` [`Flow::number`](crate::cookie::Flow::number) → [`CLAIMED`](super::CLAIMED): connections that
     /// the previous agent still serves ([`Identity::drain`](super::Identity::drain)).
     pub const DRAINING: &str = "DRAINING";
+    /// `ARRAY` slot → [`Edition`](super::Edition): whether the slot's documents are valid, and its rate.
+    pub const EDITIONS: &str = "EDITIONS";
+    /// `HASH` [`DocumentKey`](super::DocumentKey) → [`Document`](super::Document): the published answers.
+    pub const DOCUMENTS: &str = "DOCUMENTS";
+    /// `HASH` [`Document::body`](super::Document::body) → bytes of a response.
+    pub const BODIES: &str = "BODIES";
+    /// `HASH` 0 → [`ServedDate`](super::ServedDate). A hash replaces a value whole.
+    pub const DATE: &str = "DATE";
+    /// `ARRAY`, mapped into user space: [`Flow::index`](crate::cookie::Flow::index) →
+    /// [`AnsweredConnection`](super::AnsweredConnection).
+    pub const ANSWERED: &str = "ANSWERED";
+    /// `PERCPU_ARRAY` [`Document::counter`](super::Document::counter) → number of answers.
+    pub const ANSWER_COUNTS: &str = "ANSWER_COUNTS";
+    /// `RINGBUF` of [`AnswerRecord`](super::AnswerRecord).
+    pub const ANSWER_RECORDS: &str = "ANSWER_RECORDS";
+    /// `PERCPU_ARRAY` of one frame's sender, passed from `port` to `request`.
+    pub const HANDED: &str = "HANDED";
+    /// `PERCPU_ARRAY` of one request that `request` is answering.
+    pub const ANSWERING: &str = "ANSWERING";
+    /// `PROG_ARRAY` of one entry: `request`.
+    pub const REQUEST_PROGRAM: &str = "REQUEST_PROGRAM";
     /// `ARRAY` of one [`InheritedState`](super::InheritedState): state that the next agent inherits. No program reads it.
     pub const AGENT: &str = "AGENT";
     /// `PERCPU_ARRAY` verdict → number of frames.
@@ -212,6 +264,9 @@ pub mod program {
     /// XDP on a VM's tap in another namespace than the agent's: prepends the namespace number and tail-calls
     /// `port`.
     pub const PORT_STUB: &str = "port_stub";
+    /// XDP after `port`, for a segment with data: answers a request from the published documents, or redirects it to the
+    /// hub.
+    pub const REQUEST: &str = "request";
     /// A classifier that does the work of `port` where a VM's frames enter the network stack.
     pub const PORT_TCX: &str = "port_tcx";
     /// A classifier on a VM's tap in another namespace than the agent's: passes the namespace number and
@@ -335,7 +390,8 @@ pub struct AllSent {
     pub sent: u32,
     /// RCV.NXT: the sequence number of the guest's next byte.
     pub received: u32,
-    /// How the kernel handles the guest's FIN: [`FIN_IS_NEWS`], [`FIN_ENDS`] or [`FIN_ENDS_BOTH`].
+    /// How the kernel handles the guest's FIN: [`FIN_IS_NEWS`], [`FIN_ENDS`], [`FIN_ENDS_BOTH`] or
+    /// [`FIN_ENDS_BOTH_KERNEL`].
     pub finished: u16,
     /// Written by the kernel: [`Flow::mark`](crate::cookie::Flow::mark) of the flow whose SYN it answered
     /// last. User space resets it to 0 when a connection begins.
@@ -350,6 +406,145 @@ pub struct AllSent {
     /// Written by the kernel: [`sent`](Self::sent), once it has acknowledged the guest's FIN. With
     /// [`FIN_ENDS_BOTH`] it has sent our FIN too.
     pub closed: u32,
+}
+
+/// The edition of a slot's documents, and the token bucket of its requests. The bucket counts what the kernel answers;
+/// workers have one of their own for the others.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Edition {
+    /// The number. Its documents are valid if it is odd.
+    pub number: u32,
+    /// Always zero.
+    pub reserved: u32,
+    /// Cost of one request in nanoseconds; 0 means no limit.
+    pub request_ns: u64,
+    /// Depth of the bucket in nanoseconds.
+    pub depth_ns: u64,
+    /// State: the time at which the bucket will be full again, in nanoseconds on the monotonic clock.
+    pub full_at_ns: u64,
+}
+
+/// The key of a published document.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DocumentKey {
+    /// The slot.
+    pub slot: Slot,
+    /// The slot's edition that the document belongs to.
+    pub edition: u32,
+    /// The hash of the request.
+    pub request: u64,
+}
+
+/// A published document: the answer of one slot to one request.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Document {
+    /// The key of its bytes in `BODIES`. Numbers are not used again.
+    pub body: u64,
+    /// The length of the response in bytes.
+    pub length: u16,
+    /// The length of its content in bytes.
+    pub content: u16,
+    /// The offset of the value of `Date`.
+    pub date: u16,
+    /// The folded sum of its 16-bit words in wire order (RFC 1071), with zeros as the value of `Date`.
+    pub sum: u16,
+    /// The index of its counter.
+    pub counter: u16,
+    /// Always zero.
+    pub reserved: [u16; 3],
+}
+
+/// What all answers to requests have in common.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServedDate {
+    /// The value of `Date`.
+    pub text: [u8; DATE_BYTES],
+    /// 1 if answers are recorded, else 0.
+    pub records: u8,
+    /// The folded sum of the words of `text`, as if it began at an even offset.
+    pub sum: u16,
+    /// The monotonic time in nanoseconds until which it is valid. Afterwards requests are steered.
+    pub until_ns: u64,
+}
+
+/// A connection that the kernel has answered, beside its numbers in [`AllSent`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AnsweredConnection {
+    /// [`Flow::number`](crate::cookie::Flow::number).
+    pub flow: u64,
+    /// The monotonic time of the last answer in milliseconds, which wraps after 49 days.
+    pub at_ms: u32,
+    /// The slot's edition of the last answer.
+    pub edition: u32,
+    /// The most payload in bytes that the guest accepts in one segment.
+    pub segment: u16,
+    /// The guest's window shift, or [`NO_SCALE`](Self::NO_SCALE).
+    pub scale: u16,
+    /// The sequence number of its first request.
+    pub first: u32,
+}
+
+impl AnsweredConnection {
+    /// The value of [`scale`](Self::scale) of a guest that does not scale its window.
+    pub const NO_SCALE: u16 = u16::MAX;
+
+    /// A connection of which only the numbers are known. Every guest accepts segments of this size.
+    pub const LEAST: Self =
+        Self { flow: 0, at_ms: 0, edition: 0, segment: 536, scale: Self::NO_SCALE, first: 0 };
+
+    /// The entry of a connection that is answered now.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(flow: u64, now_ns: u64, edition: u32, options: TcpOptions, first: u32) -> Self {
+        let scale = match options.scale {
+            Some(scale) => scale as u16,
+            None => Self::NO_SCALE,
+        };
+        Self { flow, at_ms: milliseconds(now_ns), edition, segment: options.segment, scale, first }
+    }
+
+    /// The guest's abilities.
+    #[inline(always)]
+    #[must_use]
+    pub const fn options(&self) -> TcpOptions {
+        let scale = if self.scale == Self::NO_SCALE { None } else { Some(self.scale as u8) };
+        TcpOptions { segment: self.segment, scale }
+    }
+
+    /// Returns whether another connection may replace it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_idle(&self, now_ns: u64) -> bool {
+        milliseconds(now_ns).wrapping_sub(self.at_ms) > ALL_SENT_IDLE_MS
+    }
+}
+
+#[inline(always)]
+const fn milliseconds(ns: u64) -> u32 {
+    (ns / 1_000_000) as u32
+}
+
+/// A record of an answer to a request, for the audit log and those who follow the guests.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnswerRecord {
+    /// The slot.
+    pub slot: Slot,
+    /// [`Document::counter`].
+    pub counter: u16,
+    /// [`Document::content`].
+    pub content: u16,
+    /// The guest's address as it claims it, in wire order.
+    pub guest: [u8; 4],
+    /// The guest's port, in wire order.
+    pub port: [u8; 2],
+    /// Always zero.
+    pub reserved: [u8; 2],
 }
 
 /// Concatenates byte arrays. The result equals the `repr(C)` layout of these types, which have no implicit
@@ -415,6 +610,83 @@ impl Identity {
     }
 }
 
+/// The words of a layout without padding.
+fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
+    let mut words = [0; N];
+    for (word, chunk) in words.iter_mut().zip(bytes.as_chunks().0) {
+        *word = u64::from_ne_bytes(*chunk);
+    }
+    words
+}
+
+impl Edition {
+    /// The value in the layout of the map.
+    #[must_use]
+    pub fn to_words(self) -> [u64; 4] {
+        let bytes: [u8; 32] = join!(
+            self.number.to_ne_bytes(),
+            [0; 4],
+            self.request_ns.to_ne_bytes(),
+            self.depth_ns.to_ne_bytes(),
+            self.full_at_ns.to_ne_bytes()
+        );
+        words(&bytes)
+    }
+}
+
+impl DocumentKey {
+    /// The key in the layout of the map.
+    #[must_use]
+    pub fn to_words(self) -> [u64; 2] {
+        let bytes: [u8; 16] =
+            join!(self.slot.to_ne_bytes(), self.edition.to_ne_bytes(), self.request.to_ne_bytes());
+        words(&bytes)
+    }
+}
+
+impl Document {
+    /// The value in the layout of the map.
+    #[must_use]
+    pub fn to_words(self) -> [u64; 3] {
+        let bytes: [u8; 24] = join!(
+            self.body.to_ne_bytes(),
+            self.length.to_ne_bytes(),
+            self.content.to_ne_bytes(),
+            self.date.to_ne_bytes(),
+            self.sum.to_ne_bytes(),
+            self.counter.to_ne_bytes(),
+            [0; 6]
+        );
+        words(&bytes)
+    }
+}
+
+impl ServedDate {
+    /// The value in the layout of the map.
+    #[must_use]
+    pub fn to_words(self) -> [u64; 5] {
+        let bytes: [u8; 40] =
+            join!(self.text, [self.records], self.sum.to_ne_bytes(), self.until_ns.to_ne_bytes());
+        words(&bytes)
+    }
+}
+
+impl AnswerRecord {
+    /// The record in these bytes of the ring; `None` if they have another length.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let [a, b, c, d, e, f, g, h, guest @ .., i, j, _, _]: [u8; 16] = *bytes.as_array()?;
+        Some(Self {
+            slot: u32::from_ne_bytes([a, b, c, d]),
+            counter: u16::from_ne_bytes([e, f]),
+            content: u16::from_ne_bytes([g, h]),
+            guest,
+            port: [i, j],
+            reserved: [0; 2],
+        })
+    }
+}
+
 impl Guest {
     /// The value in the layout of the map.
     #[must_use]
@@ -431,6 +703,12 @@ const _: () = {
     assert!(size_of::<InheritedState>() == 32);
     assert!(size_of::<Guest>() == 8);
     assert!(size_of::<AllSent>() == 32);
+    assert!(size_of::<Edition>() == 32);
+    assert!(size_of::<DocumentKey>() == 16);
+    assert!(size_of::<Document>() == 24);
+    assert!(size_of::<ServedDate>() == 40);
+    assert!(size_of::<AnsweredConnection>() == 24);
+    assert!(size_of::<AnswerRecord>() == 16);
     assert!(ALL_SENT.is_power_of_two());
     assert!(RING_BYTES.is_power_of_two());
     assert!(RING_RECORDS[2].is_multiple_of(8) && RING_RECORDS[2] >= MAX_STEERED as usize + RING_HEADER);

@@ -87,6 +87,8 @@ verdicts! {
     AnswerNeighbour => Answer, "answer_neighbour";
     /// `port`: the kernel answered a SYN with a SYN cookie.
     AnswerSyn => Answer, "answer_syn";
+    /// `port`: the kernel answered a request with a published document.
+    AnswerRequest => Answer, "answer_request";
     /// `port`: the kernel acknowledged a guest's FIN on a connection that has ended.
     AnswerFin => Answer, "answer_fin";
     /// `port`: the kernel consumed an acknowledgement that user space does not need.

@@ -1,8 +1,9 @@
 //! The kernel side of xdp-imds: a thin layer through which `metadata-common` decides in the kernel.
 //!
-//! There are three XDP programs and three classifiers:
+//! There are four XDP programs and three classifiers:
 //!
 //! - `port`, on each VM's tap, answers frames for the metadata service or redirects them to the hub;
+//! - `request`, after `port`, answers a segment with a request, or redirects it to the hub;
 //! - `socket`, on the inner end of the hub's veth, redirects frames to the AF_XDP socket;
 //! - `hub`, on the hub tap, redirects answers to the guest's tap;
 //! - `port_tcx` (`classifier`) replaces `port` where that costs a guest less;
@@ -26,16 +27,17 @@ mod trace;
 
 use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::xdp_action::{XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX};
-use aya_ebpf::helpers::generated::bpf_xdp_adjust_tail;
+use aya_ebpf::helpers::generated::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail};
 use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
 use aya_log_ebpf::warn;
+use metadata_common::answer::request::{find, write};
 use metadata_common::answer::{Editor as _, Reply, answer_sound, is_sound};
 use metadata_common::classify::Reader;
-use metadata_common::decide::{Decision, Delivery, decide, deliver};
+use metadata_common::decide::{Decision, Delivery, Tables as _, decide, deliver};
 use metadata_common::drain;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{Identity, MAX_STEERED, Slot, socket_index};
+use metadata_common::maps::{ANSWER_REQUESTS, Identity, MAX_STEERED, Slot, socket_index};
 use metadata_common::stamp::stamp;
 use metadata_common::trace::{FROM_GUEST, NO_SLOT, TO_GUEST};
 use metadata_common::verdict::Verdict;
@@ -61,16 +63,19 @@ pub fn port(context: XdpContext) -> u32 {
         Decision::Pass(verdict) => (verdict, XDP_PASS),
         Decision::Drop(verdict) => (verdict, XDP_DROP),
         Decision::Steer(verdict, identity, answers) => {
-            let slot = identity.slot;
+            let answers =
+                if may_be_answered(&context, verdict, answers) { answers } else { answers & ANSWER_REQUESTS };
+            if answers == ANSWER_REQUESTS && matches!(verdict, Verdict::SteerIpv4Tcp) {
+                tables::hand_request(&context, &ingress, &identity);
+            }
             let watched =
                 trace::begin(|| trace::note(&Frame::anew(&context), ingress.key(), false, FROM_GUEST));
-            let answers = if may_be_answered(&context, verdict, answers) { answers } else { 0 };
             let (index, action) = dealt(deal_with(&context, &ingress, verdict, &identity, answers));
-            watched.end(index, slot);
+            watched.end(index, identity.slot);
             if action == XDP_TX {
                 watched.again(|| {
                     trace::note(&Frame::anew(&context), ingress.key(), false, TO_GUEST);
-                    watched.end(index, slot);
+                    watched.end(index, identity.slot);
                 });
             }
             return action;
@@ -115,6 +120,109 @@ fn deal_with(
     let index = anonymous(verdict, ingress.salt());
     (index as u64) << 32 | action as u64
 }
+
+/// After `port`, for a segment with data: answers a request from the published documents, or redirects it to the hub.
+#[xdp]
+pub fn request(context: XdpContext) -> u32 {
+    let Some(handed) = tables::HANDED.get_ptr(0) else {
+        return XDP_DROP;
+    };
+    // SAFETY: the map returned this pointer to a live, aligned value, which `port` has written on this CPU.
+    let handed = unsafe { &*handed };
+    let ingress = Ingress::handed(handed);
+    let slot = handed.identity.slot;
+    let watched = trace::begin(|| trace::note(&Frame::anew(&context), ingress.key(), false, FROM_GUEST));
+    let outcome = answer_request(&context, &ingress, slot);
+    if outcome == UNWRITABLE {
+        watched.end(anonymous(counted(Verdict::DropUnwritable), ingress.salt()), slot);
+        return XDP_DROP;
+    }
+    if outcome == ANSWERED {
+        let index = anonymous(counted(Verdict::AnswerRequest), ingress.salt());
+        watched.end(index, slot);
+        watched.again(|| {
+            trace::note(&Frame::anew(&context), ingress.key(), false, TO_GUEST);
+            watched.end(index, slot);
+        });
+        return XDP_TX;
+    }
+    let mut frame = Frame::anew(&context);
+    let (verdict, action) = steer(&context, &mut frame, &ingress, Verdict::SteerIpv4Tcp, handed.identity);
+    watched.end(anonymous(verdict, ingress.salt()), slot);
+    action
+}
+
+/// Results of [`answer_request`]: the frame is as it was, it is the answer, or it is neither any more.
+const UNANSWERED: u64 = 0;
+const ANSWERED: u64 = 1;
+const UNWRITABLE: u64 = 2;
+
+/// Answers a request from the published documents.
+#[inline(always)]
+fn answer_request(context: &XdpContext, ingress: &Ingress, slot: Slot) -> u64 {
+    let surplus = find_answer(context, ingress, slot);
+    if surplus == NO_ANSWER || surplus != 0 && !resize(context, surplus) {
+        return UNANSWERED;
+    }
+    write_answer(context, ingress)
+}
+
+/// Finds the answer to a request. Returns by how many bytes its frame is longer than the request's, or [`NO_ANSWER`]. Not
+/// inlined, to limit the stack.
+#[inline(never)]
+fn find_answer(context: &XdpContext, ingress: &Ingress, slot: Slot) -> i32 {
+    let Some(request) = tables::ANSWERING.get_ptr_mut(0) else {
+        return NO_ANSWER;
+    };
+    // SAFETY: the map returned this pointer to a live, aligned value of this CPU, which no other CPU writes.
+    let request = unsafe { &mut *request };
+    let frame = Frame::anew(context);
+    match find(&frame, slot, ingress.now_ns(), ingress, request) {
+        Some(()) => request.frame_length() as i32 - frame.len() as i32,
+        None => NO_ANSWER,
+    }
+}
+
+const NO_ANSWER: i32 = i32::MIN;
+
+/// Writes the answer that [`find_answer`] has found. Not inlined, to limit the stack.
+#[inline(never)]
+fn write_answer(context: &XdpContext, ingress: &Ingress) -> u64 {
+    let Some(request) = tables::ANSWERING.get_ptr(0) else {
+        return UNWRITABLE;
+    };
+    // SAFETY: as in `find_answer`.
+    let request = unsafe { &*request };
+    // The guest repeats a request that is dropped here.
+    match write(&mut Frame::anew(context), request, ingress) {
+        Some(()) => ANSWERED,
+        None => UNWRITABLE,
+    }
+}
+
+/// Makes the frame longer or shorter by this many bytes. Its content is then undefined, unless it fails.
+#[inline(always)]
+fn resize(context: &XdpContext, delta: i32) -> bool {
+    // SAFETY: the context belongs to this run; what is derived from it is not used after the call.
+    if unsafe { bpf_xdp_adjust_tail(context.ctx, delta) } == 0 {
+        return true;
+    }
+    let front = if delta < HEAD_ROOM { delta } else { HEAD_ROOM };
+    // SAFETY: as above.
+    if unsafe { bpf_xdp_adjust_head(context.ctx, -front) } != 0 {
+        return false;
+    }
+    // SAFETY: as above.
+    if delta == front || unsafe { bpf_xdp_adjust_tail(context.ctx, delta - front) } == 0 {
+        return true;
+    }
+    // SAFETY: as above; the frame began here before.
+    unsafe { bpf_xdp_adjust_head(context.ctx, front) };
+    false
+}
+
+/// Bytes before a frame on a tap that a longer frame may take: what a tap leaves, less the kernel's `xdp_frame`.
+const HEAD_ROOM: i32 = 320 - 40;
 
 /// Splits the result of [`deal_with`] into verdict index and action.
 #[inline(always)]
@@ -165,7 +273,7 @@ fn steer(
         Err(action) => {
             let nth = count(Verdict::DropNoHub);
             if worth_a_line(nth) {
-                warn!(context, "hub {} of slot {} has no device: {} frames dropped", hub, identity.slot, nth);
+                report_no_hub(context, hub, identity.slot, nth);
             }
             (Verdict::DropNoHub, action)
         }
@@ -245,6 +353,13 @@ fn report_unknown(context: &impl EbpfContext, frame: &impl Reader, ingress: &Ing
         mac,
         nth
     );
+}
+
+/// Logs a hub without a device. It is not inlined, to limit the stack.
+#[inline(never)]
+fn report_no_hub(context: &XdpContext, hub: u32, slot: Slot, nth: u64) -> u64 {
+    warn!(context, "hub {} of slot {} has no device: {} frames dropped", hub, slot, nth);
+    nth
 }
 
 /// Never runs: the verifier rejects a program that could enter this loop.

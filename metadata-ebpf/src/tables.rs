@@ -1,12 +1,15 @@
 //! The maps, and the lookups of `metadata-common` in them.
 
 use aya_ebpf::Global;
-use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
+use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_RB_AVAIL_DATA, BPF_RB_NO_WAKEUP};
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_xdp_adjust_head};
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, DevMap, DevMapHash, HashMap, PerCpuArray, RingBuf, XskMap};
+use aya_ebpf::maps::{Array, DevMap, DevMapHash, HashMap, PerCpuArray, ProgramArray, RingBuf, XskMap};
 use aya_ebpf::programs::{TcContext, XdpContext};
 use metadata_common::answer;
+use metadata_common::answer::request::{
+    AnswerableRequest, ConnectionEntry, EditionEntry, PublishedDocuments, Words,
+};
 use metadata_common::bucket;
 use metadata_common::classify::{Reader as _, ServedAddresses};
 use metadata_common::cookie::{CookieKey, Flow};
@@ -14,9 +17,10 @@ use metadata_common::decide;
 use metadata_common::drain;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    self, AllSent, BARE, EVENT_BYTES, Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey, InheritedState,
-    MAX_DRAINING, MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_BYTES, NUMBER_WORD, PortKey, SERVED,
-    Slot,
+    self, AllSent, AnswerRecord, AnsweredConnection, BARE, Document, DocumentKey, EVENT_BYTES, Edition,
+    Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey, InheritedState, MAX_ANSWER_COUNTERS, MAX_BODIES,
+    MAX_DOCUMENTS, MAX_DRAINING, MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_BYTES, NUMBER_WORD,
+    PortKey, RECORD_BYTES, RECORD_RESERVE, RESPONSE_BYTES, SERVED, ServedDate, Slot,
 };
 use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;
@@ -66,6 +70,27 @@ static SERVED_V6: HashMap<[u8; 16], u32> = HashMap::with_max_entries(MAX_SERVED,
 static ALL_SENT: Array<AllSent> = Array::with_max_entries(maps::ALL_SENT, BPF_F_MMAPABLE);
 #[map]
 static DRAINING: HashMap<u64, u32> = HashMap::with_max_entries(MAX_DRAINING, BPF_F_NO_PREALLOC);
+#[map]
+static EDITIONS: Array<Edition> = Array::with_max_entries(MAX_SLOTS, 0);
+#[map]
+static DOCUMENTS: HashMap<DocumentKey, Document> =
+    HashMap::with_max_entries(MAX_DOCUMENTS, BPF_F_NO_PREALLOC);
+#[map]
+static BODIES: HashMap<u64, [u8; RESPONSE_BYTES]> = HashMap::with_max_entries(MAX_BODIES, BPF_F_NO_PREALLOC);
+#[map]
+static DATE: HashMap<u32, ServedDate> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
+#[map]
+static ANSWERED: Array<AnsweredConnection> = Array::with_max_entries(maps::ALL_SENT, BPF_F_MMAPABLE);
+#[map]
+static ANSWER_COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(MAX_ANSWER_COUNTERS, 0);
+#[map]
+static ANSWER_RECORDS: RingBuf = RingBuf::with_byte_size(RECORD_BYTES, 0);
+#[map]
+pub(crate) static HANDED: PerCpuArray<HandedFrame> = PerCpuArray::with_max_entries(1, 0);
+#[map]
+pub(crate) static ANSWERING: PerCpuArray<AnswerableRequest> = PerCpuArray::with_max_entries(1, 0);
+#[map]
+static REQUEST_PROGRAM: ProgramArray = ProgramArray::with_max_entries(1, 0);
 #[map]
 static AGENT: Array<InheritedState> = Array::with_max_entries(1, 0);
 #[map]
@@ -249,6 +274,146 @@ impl answer::Ledger for Ingress {
     }
 }
 
+/// The sender of a frame that `port` hands to `request`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct HandedFrame {
+    key: PortKey,
+    pub(crate) identity: Identity,
+}
+
+/// Tail-calls `request`. Returns if there is none.
+#[inline(always)]
+pub(crate) fn hand_request(context: &XdpContext, ingress: &Ingress, identity: &Identity) {
+    note_sender(ingress, identity);
+    // SAFETY: the entry is an XDP program like this one, loaded by this agent.
+    unsafe { REQUEST_PROGRAM.tail_call(context, 0) };
+}
+
+/// Not inlined, to limit the stack.
+#[inline(never)]
+fn note_sender(ingress: &Ingress, identity: &Identity) -> u64 {
+    let Some(place) = HANDED.get_ptr_mut(0) else {
+        return 0;
+    };
+    // SAFETY: the map returned this pointer to a live, aligned value of this CPU, which no other CPU writes.
+    unsafe { place.write(HandedFrame { key: ingress.key, identity: *identity }) };
+    1
+}
+
+impl Ingress {
+    /// The ingress that `port` has found.
+    #[inline(always)]
+    pub(crate) fn handed(handed: &HandedFrame) -> Self {
+        Self { key: handed.key }
+    }
+}
+
+impl PublishedDocuments for Ingress {
+    type Bytes = Body;
+    type Connection = Answered;
+    type Edition = SlotEdition;
+
+    #[inline(always)]
+    fn edition(&self, slot: Slot) -> Option<SlotEdition> {
+        EDITIONS.get_ptr_mut(slot).map(SlotEdition)
+    }
+
+    #[inline(always)]
+    fn document(&self, slot: Slot, edition: u32, request: u64) -> Option<Document> {
+        let found = DOCUMENTS.get_ptr(DocumentKey { slot, edition, request })?;
+        // SAFETY: the map returned this pointer to a live, aligned Document, which user space does not change. It
+        // removes documents only once no program can use them.
+        Some(unsafe { found.read() })
+    }
+
+    #[inline(always)]
+    fn bytes(&self, document: &Document) -> Option<Body> {
+        BODIES.get_ptr(document.body).map(|place| Body(place.cast()))
+    }
+
+    #[inline(always)]
+    fn date(&self) -> Option<ServedDate> {
+        let place = DATE.get_ptr(0)?;
+        // SAFETY: the map returned this pointer to a live, aligned ServedDate, of which any bytes are valid.
+        Some(unsafe { place.read() })
+    }
+
+    #[inline(always)]
+    fn connection(&self, index: u32) -> Option<Answered> {
+        ANSWERED.get_ptr_mut(index).map(Answered)
+    }
+
+    #[inline(always)]
+    fn has_room(&self) -> bool {
+        let used = ANSWER_RECORDS.query(BPF_RB_AVAIL_DATA as u64);
+        used < RECORD_BYTES as u64 - RECORD_RESERVE
+    }
+
+    #[inline(always)]
+    fn record(&self, record: AnswerRecord) {
+        // `has_room` has left the room. The agent reads the ring at intervals, so nobody is woken.
+        let _ = ANSWER_RECORDS.output::<AnswerRecord>(&record, BPF_RB_NO_WAKEUP as u64);
+    }
+
+    #[inline(always)]
+    fn count(&self, counter: u16) {
+        if let Some(place) = ANSWER_COUNTS.get_ptr_mut(counter as u32) {
+            // SAFETY: as in `count_index`.
+            unsafe { *place += 1 };
+        }
+    }
+}
+
+/// The bytes of one response. User space does not change them, and removes them only once no program can use them.
+pub(crate) struct Body(*const u8);
+
+impl Words for Body {
+    #[inline(always)]
+    fn word(&self, offset: usize) -> [u8; 8] {
+        // SAFETY: the map returned a pointer to RESPONSE_BYTES bytes, and the caller's offset leaves eight.
+        let place = unsafe { self.0.add(offset) };
+        // SAFETY: as above; bytes have no alignment, and any value is valid.
+        unsafe { place.cast::<[u8; 8]>().read() }
+    }
+}
+
+/// An entry of `EDITIONS`. User space may write it at any time, so it is copied and never referenced.
+pub(crate) struct SlotEdition(*mut Edition);
+
+impl EditionEntry for SlotEdition {
+    #[inline(always)]
+    fn load(&self) -> Edition {
+        // SAFETY: the map returned this pointer to a live, aligned value, of which any bytes are valid.
+        unsafe { self.0.read_volatile() }
+    }
+
+    #[inline(always)]
+    fn charge(&self, full_at_ns: u64) {
+        // SAFETY: as in `load`; the field lies inside the value.
+        let place = unsafe { &raw mut (*self.0).full_at_ns };
+        // SAFETY: as in `load`; one aligned u64.
+        unsafe { place.write_volatile(full_at_ns) };
+    }
+}
+
+/// An entry of `ANSWERED`. It is copied and never referenced, as an entry of `ALL_SENT`.
+pub(crate) struct Answered(*mut AnsweredConnection);
+
+impl ConnectionEntry for Answered {
+    #[inline(always)]
+    fn load(&self) -> AnsweredConnection {
+        // SAFETY: the map returned this pointer to a live, aligned value, of which any bytes are valid.
+        unsafe { self.0.read_volatile() }
+    }
+
+    #[inline(always)]
+    fn store(&self, connection: AnsweredConnection) {
+        // SAFETY: as in `load`.
+        unsafe { self.0.write_volatile(connection) };
+    }
+}
+
 /// An entry of `ALL_SENT`. User space may write it at any time, so it is copied and never referenced. A
 /// partially updated copy matches no segment, or one that the entry matched before the update.
 pub(crate) struct Entry(*mut AllSent);
@@ -275,6 +440,22 @@ impl answer::Entry for Entry {
         let place = unsafe { &raw mut (*self.0).closed };
         // SAFETY: as in `load`; one aligned u32.
         unsafe { place.write_volatile(sent) };
+    }
+
+    #[inline(always)]
+    fn own(&self, posted: AllSent) {
+        // SAFETY: as in `load`; the field lies inside the AllSent.
+        let flow = unsafe { &raw mut (*self.0).flow };
+        // SAFETY: as above.
+        let held = unsafe { &raw const (*self.0).held };
+        // SAFETY: as in `load`; one aligned u32.
+        let held = unsafe { held.read_volatile() };
+        // SAFETY: as in `load`; one aligned u64. Nothing matches the entry while it changes.
+        unsafe { flow.write_volatile(0) };
+        // SAFETY: as in `load`.
+        unsafe { self.0.write_volatile(AllSent { flow: 0, held, ..posted }) };
+        // SAFETY: as above.
+        unsafe { flow.write_volatile(posted.flow) };
     }
 
     #[inline(always)]

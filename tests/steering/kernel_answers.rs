@@ -282,7 +282,10 @@ fn the_kernel_follows_the_policy() {
             verdicts.push(expected.counted[0].0);
             assert_eq!(programs.run(program::PORT, &frame).expect("a run"), expected, "{name}");
         }
-        let answers = Verdict::ALL.iter().filter(|v| matches!(v.fate(), Fate::Answer | Fate::Absorb));
+        // `port` hands requests to `request`, which answers from published documents (`requests_on_a_tap`).
+        let of_port =
+            |v: &&Verdict| matches!(v.fate(), Fate::Answer | Fate::Absorb) && **v != Verdict::AnswerRequest;
+        let answers = Verdict::ALL.iter().filter(of_port);
         for verdict in answers {
             assert!(verdicts.contains(verdict), "no scene for {verdict:?}");
         }
@@ -375,7 +378,7 @@ fn the_kernel_answers_neither_strangers_nor_floods() {
 #[test]
 fn the_verifier_is_far_from_its_limit() {
     // The verifier's limit is 1,000,000. Each namespace with ports waits once for the verification.
-    const MOST: u32 = 160_000;
+    const MOST: u32 = 180_000;
     /// On a kernel without tcx, whose verifier recognises fewer of the paths that it has followed before: 6.1 follows
     /// most of the program once with and once without a priority tag.
     const MOST_WITHOUT_TCX: u32 = 230_000;

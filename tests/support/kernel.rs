@@ -1,12 +1,20 @@
 //! Answers frames before a stack receives them, like the kernel: runs the code of the program `port` with a table in
 //! this process.
 
+use metadata_common::answer::request::{
+    AnswerableRequest, ConnectionEntry, EditionEntry, PublishedDocuments, Words, find, hash_of, write,
+};
 use metadata_common::answer::{Entry, Ledger, Reply, answer};
 use metadata_common::cookie::{CookieKey, Flow};
-use metadata_common::maps::{ANSWER_TCP, AllSent, Slot};
+use metadata_common::maps::{
+    ANSWER_TCP, AllSent, AnswerRecord, AnsweredConnection, DATE_BYTES, Document, Edition,
+    FIN_ENDS_BOTH_KERNEL, RESPONSE_BYTES, ServedDate, Slot,
+};
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
-use metadata_datapath::stack::{AckLedger, DisplacedConnection, KernelReceipt, Transmit};
+use metadata_datapath::stack::{
+    AckLedger, DisplacedConnection, KernelReceipt, KernelSegment, KernelTurn, Transmit,
+};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -14,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The table that kernel and stack share.
 #[derive(Clone, Debug)]
-pub struct Board(Arc<Mutex<Vec<AllSent>>>);
+pub struct Board(Arc<Mutex<Vec<AllSent>>>, Arc<Mutex<HashMap<u32, AnsweredConnection>>>);
 
 /// The kernel's side of the table.
 #[derive(Clone)]
@@ -23,15 +31,28 @@ pub struct Kernel {
     key: CookieKey,
     /// A deliberate defect: the kernel treats every entry as not held.
     pub ignores_held: bool,
-    /// Numbers of SYNs answered, acknowledgements recorded, and FINs answered.
-    pub taken: [u64; 3],
+    /// Numbers of SYNs answered, acknowledgements recorded, FINs answered, and requests answered.
+    pub taken: [u64; 4],
+    /// The published responses with zeros as `Date`, by the hash of their request.
+    published: HashMap<u64, Vec<u8>>,
 }
 
 impl Board {
     /// A table with this many entries. Flows with the same index overwrite each other.
     #[must_use]
     pub fn new(places: usize) -> Self {
-        Self(Arc::new(Mutex::new(vec![AllSent::default(); places])))
+        Self(Arc::new(Mutex::new(vec![AllSent::default(); places])), Arc::default())
+    }
+
+    /// What the kernel knows of the last connection that it has answered at an index.
+    fn answered(&self, index: u32) -> Option<AnsweredConnection> {
+        let places = self.0.lock().unwrap_or_else(PoisonError::into_inner).len() as u32;
+        self.1.lock().unwrap_or_else(PoisonError::into_inner).get(&(index % places)).copied()
+    }
+
+    fn set_answered(&self, index: u32, connection: AnsweredConnection) {
+        let places = self.0.lock().unwrap_or_else(PoisonError::into_inner).len() as u32;
+        self.1.lock().unwrap_or_else(PoisonError::into_inner).insert(index % places, connection);
     }
 
     fn with<T>(&self, index: u32, f: impl FnOnce(&mut AllSent) -> T) -> T {
@@ -40,11 +61,12 @@ impl Board {
         f(&mut entries[index as usize % places])
     }
 
-    /// The entries of posted connections.
+    /// The entries of connections that the stack has posted.
     #[must_use]
     pub fn entries(&self) -> Vec<AllSent> {
         let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.iter().copied().filter(|entry| entry.flow != 0).collect()
+        let is_posted = |entry: &AllSent| entry.flow != 0 && entry.finished != FIN_ENDS_BOTH_KERNEL;
+        entries.iter().copied().filter(is_posted).collect()
     }
 
     /// The number of held connections over all entries.
@@ -77,6 +99,9 @@ impl AckLedger for Board {
 
     fn post(&mut self, flow: Flow, entry: AllSent) -> Option<DisplacedConnection> {
         self.with(flow.index(), |place| {
+            if is_kernels(place) {
+                return None;
+            }
             let AllSent { flow: before, acknowledged, closed, opened, held, .. } = *place;
             *place = AllSent { opened, held, ..entry };
             let displaced =
@@ -92,6 +117,28 @@ impl AckLedger for Board {
         })
     }
 
+    fn take_over(&mut self, flow: Flow, segment: KernelSegment) -> KernelTurn {
+        let answered = self.answered(flow.index()).filter(|answered| answered.flow == flow.number());
+        self.with(flow.index(), |place| {
+            if place.flow != flow.number() || !is_kernels(place) {
+                return KernelTurn::Unknown;
+            }
+            let turn = KernelTurn::after(place, segment, answered);
+            if !matches!(turn, KernelTurn::Kernels { .. }) {
+                place.flow = 0;
+            }
+            turn
+        })
+    }
+
+    fn reopen(&mut self, flow: Flow) {
+        self.with(flow.index(), |place| {
+            if place.flow == flow.number() && is_kernels(place) {
+                place.opened = flow.mark();
+            }
+        });
+    }
+
     fn withdraw(&mut self, flow: Flow) {
         self.with(flow.index(), |place| {
             if place.flow == flow.number() {
@@ -99,6 +146,11 @@ impl AckLedger for Board {
             }
         });
     }
+}
+
+/// True for a connection that the kernel has answered and that is not over.
+fn is_kernels(entry: &AllSent) -> bool {
+    entry.flow != 0 && entry.finished == FIN_ENDS_BOTH_KERNEL && entry.closed != entry.sent
 }
 
 /// An entry of the table, as the kernel accesses it.
@@ -126,6 +178,10 @@ impl Entry for Place {
     fn open(&self, mark: u16) {
         self.board.with(self.index, |entry| entry.opened = mark);
     }
+
+    fn own(&self, posted: AllSent) {
+        self.board.with(self.index, |entry| *entry = AllSent { held: entry.held, ..posted });
+    }
 }
 
 impl Ledger for Kernel {
@@ -144,7 +200,27 @@ impl Kernel {
     /// A kernel that shares this table and key with a stack.
     #[must_use]
     pub fn new(board: Board, key: CookieKey) -> Self {
-        Self { board, key, ignores_held: false, taken: [0; 3] }
+        Self { board, key, ignores_held: false, taken: [0; 4], published: HashMap::new() }
+    }
+
+    /// Publishes the response to a request, of this head and content. The kernel then answers about half of such requests,
+    /// chosen by their sequence number.
+    pub fn publish(&mut self, request: &[u8], head: &[u8], content: &[u8]) {
+        let hash = hash_of(request, &self.key).expect("a short request");
+        self.published.insert(hash, [head, b"Date: ", &[0; DATE_BYTES], b"\r\n\r\n", content].concat());
+    }
+
+    /// Answers a request from the published documents.
+    fn answers(&mut self, slot: Slot, frame: &[u8]) -> Option<Vec<u8>> {
+        let [_, _, _, seq]: [u8; 4] = *frame.get(38..42)?.first_chunk()?;
+        if self.published.is_empty() || seq & 2 == 0 {
+            return None;
+        }
+        let mut request = AnswerableRequest::default();
+        find(frame, slot, 0, self, &mut request)?;
+        let mut answer = vec![0; request.frame_length()];
+        write(&mut answer[..], &request, self).expect("the frame is long enough");
+        Some(answer)
     }
 
     /// Processes a frame. Returns false if the stack must receive it.
@@ -154,6 +230,13 @@ impl Kernel {
             Some([0x86, 0xdd]) if frame.get(20) == Some(&6) => Verdict::SteerIpv6Tcp,
             _ => return false,
         };
+        if steered == Verdict::SteerIpv4Tcp
+            && let Some(answer) = self.answers(slot, frame)
+        {
+            self.taken[3] += 1;
+            out.send(&answer);
+            return true;
+        }
         let mut frame = frame.to_vec();
         let (verdict, length) = match answer(&mut frame[..], steered, slot, ANSWER_TCP, self) {
             Some(Reply::Send(verdict, length)) => (verdict, length),
@@ -168,6 +251,90 @@ impl Kernel {
         }
         true
     }
+}
+
+/// An entry of `ANSWERED` in a [`Kernel`].
+#[derive(Debug)]
+pub struct AnsweredEntry(Board, u32);
+
+impl ConnectionEntry for AnsweredEntry {
+    fn load(&self) -> AnsweredConnection {
+        self.0.answered(self.1).unwrap_or_default()
+    }
+
+    fn store(&self, connection: AnsweredConnection) {
+        self.0.set_answered(self.1, connection);
+    }
+}
+
+/// An edition without a limit.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenEdition;
+
+impl EditionEntry for OpenEdition {
+    fn load(&self) -> Edition {
+        Edition { number: 1, ..Edition::default() }
+    }
+
+    fn charge(&self, _: u64) {}
+}
+
+/// The bytes of a published response.
+#[derive(Debug)]
+pub struct PublishedBytes(Vec<u8>);
+
+impl Words for PublishedBytes {
+    fn word(&self, offset: usize) -> [u8; 8] {
+        *self.0[offset..].first_chunk().expect("eight bytes")
+    }
+}
+
+/// The sum of 16-bit words (RFC 1071).
+fn sum(bytes: &[u8]) -> u16 {
+    let pairs = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
+    let sum: u32 = pairs.sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}
+
+impl PublishedDocuments for Kernel {
+    type Bytes = PublishedBytes;
+    type Connection = AnsweredEntry;
+    type Edition = OpenEdition;
+
+    fn edition(&self, _: Slot) -> Option<OpenEdition> {
+        Some(OpenEdition)
+    }
+
+    fn document(&self, _: Slot, _: u32, request: u64) -> Option<Document> {
+        let response = self.published.get(&request)?;
+        let date = response.windows(DATE_BYTES).position(|part| part == [0; DATE_BYTES])?;
+        let (length, date) = (response.len() as u16, date as u16);
+        Some(Document { body: request, length, date, sum: sum(response), ..Document::default() })
+    }
+
+    fn bytes(&self, document: &Document) -> Option<PublishedBytes> {
+        let mut bytes = self.published.get(&document.body)?.clone();
+        bytes.resize(RESPONSE_BYTES, 0);
+        Some(PublishedBytes(bytes))
+    }
+
+    fn date(&self) -> Option<ServedDate> {
+        let text = *b"Sun, 06 Nov 1994 08:49:37 GMT";
+        Some(ServedDate { text, records: 0, sum: sum(&text), until_ns: u64::MAX })
+    }
+
+    fn connection(&self, index: u32) -> Option<AnsweredEntry> {
+        Some(AnsweredEntry(self.board.clone(), index))
+    }
+
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn record(&self, _: AnswerRecord) {}
+
+    fn count(&self, _: u16) {}
 }
 
 // A table in memory instead of the kernel's map `ALL_SENT`, for tests of `answer`.
@@ -225,5 +392,9 @@ impl Entry for Line {
 
     fn open(&self, mark: u16) {
         self.0.set(AllSent { opened: mark, ..self.0.get() });
+    }
+
+    fn own(&self, posted: AllSent) {
+        self.0.set(AllSent { held: self.0.get().held, ..posted });
     }
 }

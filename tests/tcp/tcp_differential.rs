@@ -6,7 +6,8 @@
 //! answer looks like the end of a handshake. `PROPTEST_CASES` sets the number of scripts.
 
 use metadata_common::cookie::{CookieCheck, CookieKey, Flow, TcpOptions, check, issue};
-use metadata_common::maps::Slot;
+use metadata_common::maps::{ALL_SENT, Slot};
+use metadata_content::http::{Response, StatusCode};
 use metadata_datapath::stack::{AckLedger, NoLedger, Stack, StackConfig};
 use metadata_user::service::MetadataService;
 use proptest::prelude::*;
@@ -16,7 +17,7 @@ use std::cell::Cell;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use support::kernel::{Board, Kernel};
-use support::pattern::{Pattern, responses};
+use support::pattern::{Pattern, bytes, responses};
 use support::raw::{Reply, SYN_ACK, Segment};
 use support::wire::{CLIENT, Faults, Link, Rng, SERVICE, Sent, at};
 
@@ -62,8 +63,8 @@ fn fail(reason: String) -> TestCaseError {
     TestCaseError::fail(reason)
 }
 
-/// Runs a script with and without the kernel. Returns how many SYNs, acknowledgements and FINs the kernel took.
-fn compare(script: &Script, kernel: impl Fn(Board) -> Kernel) -> Result<[u64; 3], TestCaseError> {
+/// Runs a script with and without the kernel. Returns how many SYNs, acknowledgements, FINs and requests the kernel took.
+fn compare(script: &Script, kernel: impl Fn(Board) -> Kernel) -> Result<[u64; 4], TestCaseError> {
     let (alone, left) = World::new(script, NoLedger, None).run();
     assert_whole(script, &alone).map_err(|error| fail(format!("the stack alone: {error}")))?;
     prop_assert_eq!(left, 0, "the stack alone keeps connections");
@@ -78,9 +79,36 @@ fn compare(script: &Script, kernel: impl Fn(Board) -> Kernel) -> Result<[u64; 3]
 
 #[test]
 fn a_guest_receives_the_same_with_and_without_the_kernels_answers() {
-    let taken = Cell::new([0; 3]);
-    let outcome = runner().run(&any_script(), |script| {
-        let more = compare(&script, |board| Kernel::new(board, KEY))?;
+    receives_the_same(3, any_script(), |board| Kernel::new(board, KEY));
+}
+
+/// A kernel that answers about half of the requests with short answers, so that the stack adopts connections.
+fn with_documents(board: Board) -> Kernel {
+    let mut kernel = Kernel::new(board, KEY);
+    let content = bytes(BODIES[0]);
+    let response = Response::new(StatusCode(200), Some("application/octet-stream"), &[], content.clone());
+    kernel.publish(&ordinary().request(), response.head(), &content);
+    kernel
+}
+
+#[test]
+fn a_guest_receives_the_same_from_published_documents() {
+    // A tap keeps the order of frames. The kernel does not tell a late copy of a SYN and its request from new ones. The
+    // entry of an ended connection is free at once: if the last acknowledgement was lost and another connection has the
+    // entry, the guest's next FIN gets a reset. So either frames are lost or entries collide.
+    let scripts = any_script().prop_map(|script| {
+        let faults = Faults { reorder: 0, ..script.faults };
+        let places = if faults.loss == 0 { script.places } else { ALL_SENT as usize };
+        Script { faults, places, ..script }
+    });
+    receives_the_same(4, scripts, with_documents);
+}
+
+/// Compares, and checks that the kernel had work of the first `kinds` kinds.
+fn receives_the_same(kinds: usize, scripts: impl Strategy<Value = Script>, kernel: impl Fn(Board) -> Kernel) {
+    let taken = Cell::new([0; 4]);
+    let outcome = runner().run(&scripts, |script| {
+        let more = compare(&script, &kernel)?;
         let sum = taken.get();
         taken.set(std::array::from_fn(|kind| sum[kind] + more[kind]));
         Ok(())
@@ -88,8 +116,8 @@ fn a_guest_receives_the_same_with_and_without_the_kernels_answers() {
     if let Err(error) = outcome {
         panic!("{error}");
     }
-    println!("the kernel answered {:?} SYNs, acknowledgements and FINs", taken.get());
-    assert!(taken.get().iter().all(|taken| *taken > 100), "the kernel has work: {:?}", taken.get());
+    println!("the kernel took {:?} SYNs, acknowledgements, FINs and requests", taken.get());
+    assert!(taken.get()[..kinds].iter().all(|taken| *taken > 100), "the kernel has work: {:?}", taken.get());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::{
     segment_v4, segment_v6, sum,
 };
 use crate::cookie::{self, CookieCheck, Flow, SCALE_MAX, TcpOptions};
-use crate::maps::{FIN_ENDS, FIN_ENDS_BOTH, Slot};
+use crate::maps::{FIN_ENDS, FIN_ENDS_BOTH, FIN_ENDS_BOTH_KERNEL, Slot};
 use crate::verdict::Verdict;
 use crate::wire::{ethernet, ipv4, ipv6, protocol, tcp};
 use core::hint::black_box;
@@ -301,7 +301,8 @@ fn ack(segment: &Segment, ledger: &impl Ledger) -> bool {
         if all {
             entry.acknowledge(posted.sent);
         }
-        let ended = posted.finished == FIN_ENDS_BOTH && posted.closed == posted.sent;
+        let ended =
+            (FIN_ENDS_BOTH..=FIN_ENDS_BOTH_KERNEL).contains(&posted.finished) && posted.closed == posted.sent;
         let last =
             posted.sent.wrapping_add(1) == segment.ack && posted.received.wrapping_add(1) == segment.seq;
         return all || ended && last;
@@ -324,7 +325,7 @@ fn fin(segment: &Segment, ledger: &impl Ledger) -> Option<Response> {
         posted.flow == segment.flow.number() && posted.sent == segment.ack && posted.received == segment.seq;
     let flags = match posted.finished {
         FIN_ENDS if ends => tcp::ACK,
-        FIN_ENDS_BOTH if ends => tcp::FIN | tcp::ACK,
+        FIN_ENDS_BOTH..=FIN_ENDS_BOTH_KERNEL if ends => tcp::FIN | tcp::ACK,
         _ => return None,
     };
     entry.acknowledge(posted.sent);
@@ -415,7 +416,7 @@ fn emit(
 
 /// True for a unicast address: neither unspecified nor a group (RFC 1122 §3.2.1.3).
 #[inline(always)]
-const fn is_station_v4(address: [u8; 4]) -> bool {
+pub(super) const fn is_station_v4(address: [u8; 4]) -> bool {
     u32::from_be_bytes(address) != 0 && address[0] & 0xf0 != 0xe0 && u32::from_be_bytes(address) != u32::MAX
 }
 

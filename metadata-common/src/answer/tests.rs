@@ -7,14 +7,14 @@ use core::cell::Cell;
 use std::vec;
 use std::vec::Vec;
 
-const KEY: CookieKey = CookieKey([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
-const SLOT: u32 = 7;
-const GUEST: [u8; 4] = [10, 0, 2, 15];
+pub(super) const KEY: CookieKey = CookieKey([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
+pub(super) const SLOT: u32 = 7;
+pub(super) const GUEST: [u8; 4] = [10, 0, 2, 15];
 const LOCAL: [u8; 4] = [169, 254, 169, 254];
 const MACS: [u8; 12] = [0x02, 0xa9, 0xfe, 0xa9, 0xfe, 0xfe, 0x52, 0x54, 0, 0, 0, 1];
-const FROM: u16 = 40_000;
+pub(super) const FROM: u16 = 40_000;
 /// The guest's initial sequence number, close to wrapping.
-const ISN: u32 = u32::MAX;
+pub(super) const ISN: u32 = u32::MAX;
 const BOTH: u64 = ANSWER_LINK | ANSWER_TCP;
 
 /// A table with one entry for every index.
@@ -49,15 +49,19 @@ impl Entry for &Cell<AllSent> {
     fn open(&self, mark: u16) {
         self.set(AllSent { opened: mark, ..self.get() });
     }
+
+    fn own(&self, posted: AllSent) {
+        self.set(AllSent { held: self.get().held, ..posted });
+    }
 }
 
-fn flow() -> Flow {
+pub(super) fn flow() -> Flow {
     let ports = [FROM.to_be_bytes(), PORT.to_be_bytes()].concat();
     Flow::v4(&KEY, SLOT, GUEST, LOCAL, ports.try_into().expect("four bytes"))
 }
 
 /// A segment from the guest, in its frame.
-fn segment(flags: u8, seq: u32, ack: u32, options: &[u8], payload: &[u8]) -> Vec<u8> {
+pub(super) fn segment(flags: u8, seq: u32, ack: u32, options: &[u8], payload: &[u8]) -> Vec<u8> {
     let mut options = options.to_vec();
     options.resize(options.len().next_multiple_of(4), header::END_OF_OPTIONS);
     let length = (ipv4::HEADER + header::HEADER + options.len() + payload.len()) as u16;
@@ -106,7 +110,7 @@ fn complete(ip: &mut [u8]) {
 }
 
 /// The sum of bytes as RFC 1071 §1 defines it.
-fn sum_of(bytes: &[u8]) -> u32 {
+pub(super) fn sum_of(bytes: &[u8]) -> u32 {
     bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum()
 }
 
@@ -115,7 +119,7 @@ fn ask(frame: &mut [u8], book: &Book) -> Option<Reply> {
 }
 
 /// The options that Linux sends: MSS 1460 and a shift of 7.
-const LINUX: &[u8] = &[2, 4, 0x05, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7];
+pub(super) const LINUX: &[u8] = &[2, 4, 0x05, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7];
 
 fn syn(options: &[u8]) -> Vec<u8> {
     segment(header::SYN, ISN, 0, options, &[])
@@ -123,7 +127,7 @@ fn syn(options: &[u8]) -> Vec<u8> {
 
 /// The answer to a SYN, truncated to its length, and the abilities in its number.
 #[track_caller]
-fn answer_to(options: &[u8]) -> (Vec<u8>, TcpOptions) {
+pub(super) fn answer_to(options: &[u8]) -> (Vec<u8>, TcpOptions) {
     let mut frame = syn(options);
     let Some(Reply::Send(AnswerSyn, length)) = ask(&mut frame, &Book::default()) else {
         panic!("{options:02x?} was not answered");
@@ -443,7 +447,7 @@ fn other_segments_of_a_posted_connection_go_to_user_space() {
             bare(ACK, RECEIVED + 1, SENT + 1),
             AllSent { closed: SENT, ..posted() },
         ),
-        ("a fin with an unknown `finished`", bare(FIN, RECEIVED, SENT), AllSent { finished: 3, ..posted() }),
+        ("a fin with an unknown `finished`", bare(FIN, RECEIVED, SENT), AllSent { finished: 4, ..posted() }),
         ("a fin that does not acknowledge ours", bare(FIN, RECEIVED, SENT - 1), posted()),
         ("a fin ahead", bare(FIN, RECEIVED + 1, SENT), posted()),
         ("a fin without acknowledgement", bare(header::FIN, RECEIVED, SENT), posted()),

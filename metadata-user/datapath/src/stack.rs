@@ -28,9 +28,9 @@ mod turns;
 
 pub use interfaces::{
     AckLedger, CONNECTIONS, ConnectionAction, DisplacedConnection, Exchange, FramePreview, KernelReceipt,
-    LONG_MAX, Long, MTU, NARROW_FOR, NoLedger, PIECES_PER_CONNECTION, RECEIVE_BUFFER, RefusedRequests,
-    SEGMENTS_IN_FLIGHT, SEND_AHEAD, SHARE, Service, SlotStats, StackConfig, StackStats, TIME_WAIT,
-    TIME_WAITS, TIME_WAITS_PER_PORT, Transmit,
+    KernelSegment, KernelTurn, LONG_MAX, Long, MTU, NARROW_FOR, NoLedger, PIECES_PER_CONNECTION,
+    RECEIVE_BUFFER, RefusedRequests, SEGMENTS_IN_FLIGHT, SEND_AHEAD, SHARE, Service, SlotStats, StackConfig,
+    StackStats, TIME_WAIT, TIME_WAITS, TIME_WAITS_PER_PORT, Transmit,
 };
 pub use turns::{DRAIN_LIMIT, ServedFlows};
 

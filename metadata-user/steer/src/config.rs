@@ -54,8 +54,9 @@ pub struct SteerConfig {
     pub arp_only: Vec<Ipv4Addr>,
     /// Applied to each port separately.
     pub limits: PortLimits,
-    /// What the kernel answers by itself on taps: [`ANSWER_LINK`](metadata_common::maps::ANSWER_LINK) and
-    /// [`ANSWER_TCP`](metadata_common::maps::ANSWER_TCP). The latter requires a stack that knows `key`.
+    /// What the kernel answers by itself on taps: [`ANSWER_LINK`](metadata_common::maps::ANSWER_LINK),
+    /// [`ANSWER_TCP`](metadata_common::maps::ANSWER_TCP), which requires a stack that knows `key`, and
+    /// [`ANSWER_REQUESTS`](metadata_common::maps::ANSWER_REQUESTS), which requires the latter.
     pub answers: u64,
     /// The key of SYN cookies, unless one is inherited: see [`Maps::key`](super::Maps::key).
     pub key: CookieKey,

@@ -16,8 +16,8 @@ use aya::{Ebpf, EbpfLoader};
 use metadata_common::cookie::CookieKey;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, BARE, CLAIMED, Guest, Identity, IdentityKey, InheritedState, MAX_HUBS, MAX_SERVED, MAX_SLOTS,
-    Port, PortKey, SERVED, Slot, answers_within, name, socket_index,
+    ANSWER_REQUESTS, ARP_ONLY, BARE, CLAIMED, Guest, Identity, IdentityKey, InheritedState, MAX_HUBS,
+    MAX_SERVED, MAX_SLOTS, Port, PortKey, SERVED, Slot, answers_within, name, socket_index,
 };
 use metadata_common::verdict::Verdict;
 use std::io;
@@ -51,6 +51,8 @@ pub struct Maps {
     served_v6: HashMap<MapData, [u8; 16], u32>,
     all_sent: Array<MapData, [u64; 4]>,
     draining: HashMap<MapData, u64, u32>,
+    /// The connections that the kernel has answered; `None` if it answers no requests.
+    answered: Option<Array<MapData, [u64; 3]>>,
     agent: Array<MapData, [u64; 4]>,
     counters: PerCpuArray<MapData, u64>,
     ordinary: OrdinaryTable,
@@ -116,8 +118,12 @@ impl Maps {
     /// # Errors
     /// If the kernel refuses the mapping.
     pub fn all_sent(&self) -> Result<AllSentTable, SteerError> {
-        AllSentTable::map(self.all_sent.map().fd().as_fd())
-            .map_err(|source| SteerError::map(name::ALL_SENT, "map into memory", io::Error::from(source)))
+        let failed = |map| move |source| SteerError::map(map, "map into memory", io::Error::from(source));
+        let table = AllSentTable::map(self.all_sent.map().fd().as_fd()).map_err(failed(name::ALL_SENT))?;
+        match &self.answered {
+            None => Ok(table),
+            Some(answered) => table.and_answered(answered.map().fd().as_fd()).map_err(failed(name::ANSWERED)),
+        }
     }
 
     /// Frames by verdict, summed over all ports and hubs.
@@ -177,7 +183,10 @@ impl Maps {
         key: CookieKey,
         ordinary: OrdinaryTable,
     ) -> Result<Self, SteerError> {
+        let answers_requests = config.answers & ANSWER_REQUESTS != 0;
+        let answered = answers_requests.then(|| take(ebpf, name::ANSWERED)).transpose()?;
         Ok(Self {
+            answered,
             ports: take(ebpf, name::PORTS)?,
             identities: take(ebpf, name::IDENTITIES)?,
             guests: take(ebpf, name::GUESTS)?,
@@ -512,7 +521,7 @@ pub(super) fn take<M: TryFrom<Map, Error = MapError>>(
 }
 
 /// Ignores a missing entry: the kernel removes the entries of a deleted device by itself.
-fn absent_is_fine(outcome: Result<(), MapError>) -> Result<(), MapError> {
+pub(super) fn absent_is_fine(outcome: Result<(), MapError>) -> Result<(), MapError> {
     match outcome {
         Err(error) if errno(&error) == Some(libc::ENOENT) => Ok(()),
         Err(MapError::KeyNotFound) => Ok(()),

@@ -58,7 +58,7 @@ pub(super) static OBJECT: &[u8] =
     aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
 /// Maps that all instances share: every map of the objects except their constants and the ring that each hub owns.
-const SHARED: [&str; 22] = [
+const SHARED: [&str; 32] = [
     name::PORTS,
     name::IDENTITIES,
     name::GUESTS,
@@ -80,12 +80,42 @@ const SHARED: [&str; 22] = [
     name::PORT_PROGRAMS,
     name::PORT_CLASSIFIERS,
     name::RINGS,
+    name::EDITIONS,
+    name::DOCUMENTS,
+    name::BODIES,
+    name::DATE,
+    name::ANSWERED,
+    name::ANSWER_COUNTS,
+    name::ANSWER_RECORDS,
+    name::HANDED,
+    name::ANSWERING,
+    name::REQUEST_PROGRAM,
     // The ring of the eBPF programs' log, by the name in aya-log.
     "AYA_LOGS",
 ];
 
-/// Shared maps that the next agent does not inherit: logs and reports belong to the agent that loaded the program.
-const OWN: [&str; 4] = [name::TRACE, name::EVENTS, name::TRACED, "AYA_LOGS"];
+/// Shared maps that the next agent does not inherit: logs, reports and published documents belong to the agent that loaded
+/// the program.
+const OWN: [&str; 14] = [
+    name::TRACE,
+    name::EVENTS,
+    name::TRACED,
+    name::EDITIONS,
+    name::DOCUMENTS,
+    name::BODIES,
+    name::DATE,
+    name::ANSWERED,
+    name::ANSWER_COUNTS,
+    name::ANSWER_RECORDS,
+    name::HANDED,
+    name::ANSWERING,
+    name::REQUEST_PROGRAM,
+    "AYA_LOGS",
+];
+
+/// Maps whose memory is needed only if the kernel answers requests, and their entries otherwise. A ring is at least a page.
+const OF_REQUESTS: [(&str, u32); 4] =
+    [(name::EDITIONS, 1), (name::ANSWERED, 1), (name::ANSWER_COUNTS, 1), (name::ANSWER_RECORDS, 4_096)];
 
 /// Maps that outlive the agent.
 pub(super) fn lasting() -> impl Iterator<Item = &'static str> {
@@ -132,13 +162,14 @@ struct Instance {
 
 impl Object {
     /// Loads the object for the first hub. It uses the inherited maps if `adopted`, and new ones otherwise. If
-    /// `taking_over`, the agent that owns the inherited maps still runs.
+    /// `taking_over`, the agent that owns the inherited maps still runs. The maps of documents have room if
+    /// `answers_requests`.
     pub(super) fn load(
         key: CookieKey,
         hub: u32,
         home: Cookie,
         adopted: Option<&PinDirectory>,
-        taking_over: bool,
+        (taking_over, answers_requests): (bool, bool),
     ) -> Result<(Self, Ebpf), SteerError> {
         let pins = Private::create()?;
         if let Some(adopted) = adopted {
@@ -152,6 +183,9 @@ impl Object {
         loader.override_global(name::COOKIE_KEY, key, true);
         for map in SHARED {
             loader.map_pin_path(map, pins.path(map));
+        }
+        for (map, entries) in OF_REQUESTS.iter().filter(|_| !answers_requests) {
+            loader.map_max_entries(map, *entries);
         }
         let ordinary = OrdinaryTable::inherit(adopted)?;
         let stubs = Stubs::prepare(&pins, ordinary.clone())?;

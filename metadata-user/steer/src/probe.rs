@@ -214,7 +214,7 @@ fn staged_features() -> Vec<(Feature, ProbeResult)> {
     let mut found = Vec::new();
     // The programs attached here do not read the namespace's cookie, which an old kernel does not have.
     let home = netns::cookie().unwrap_or(netns::Cookie::from_number(0));
-    let mut ebpf = match Object::load(CookieKey([0; 2]), 0, home, None, false) {
+    let mut ebpf = match Object::load(CookieKey([0; 2]), 0, home, None, (false, false)) {
         Ok((_, ebpf)) => ebpf,
         Err(error) => {
             let failure = ProbeError::from(error);

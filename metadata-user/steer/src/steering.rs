@@ -4,7 +4,7 @@
 //! the takeover is complete (`takeover`).
 
 use metadata_common::mac::Mac;
-use metadata_common::maps::{MAX_SLOTS, Slot, name};
+use metadata_common::maps::{ANSWER_REQUESTS, MAX_SLOTS, Slot, name};
 use metadata_common::port::PortName;
 use metadata_links::devices::DeviceEvent;
 use metadata_links::netns::{self, Netns};
@@ -15,6 +15,7 @@ use std::time::Instant;
 use super::attachments::{Attachments, BoundIdentity, SteeringProgram};
 use super::config::{PortLimits, PreviousAgent, SteerConfig, SteeringMode};
 use super::devices::{Losses, NamespacePoll, place};
+use super::documents::DocumentTable;
 use super::error::{ProbeError, errno};
 use super::features::{Feature, Features};
 use super::hubs::{self, HubGuard, Hubs};
@@ -31,6 +32,7 @@ pub struct Steering {
     // the pins goes with `attachments`.
     takeover: InheritedPorts,
     maps: Maps,
+    documents: Option<DocumentTable>,
     reports: ProgramReports,
     hubs: Hubs,
     attachments: Attachments,
@@ -112,15 +114,18 @@ impl Steering {
         let key = adopted.map(|pins| maps::pinned_key(&pins.map(name::AGENT).path())).transpose()?.flatten();
         let key = key.unwrap_or(config.key);
         let first = config.adopt.side() * HUBS_OF_A_SIDE;
-        let (mut object, mut ebpf) = Object::load(key, first, home, adopted, taking_over)?;
+        let answers_requests = config.answers & ANSWER_REQUESTS != 0;
+        let (mut object, mut ebpf) =
+            Object::load(key, first, home, adopted, (taking_over, answers_requests))?;
         let ordinary = object.ordinary().clone();
         let mut maps = Maps::take(&mut ebpf, config, key, ordinary.clone())?;
         let reports = ProgramReports::take(&mut ebpf, ordinary)?;
+        let documents = answers_requests.then(|| DocumentTable::take(&mut ebpf, key)).transpose()?;
         maps.begin(taking_over.then_some(first))?;
         let hubs = Hubs::start(config, has_tcx, devices, &mut object, ebpf, &mut maps, pins.as_ref())?;
         let attachments = Attachments::new(object, mode, reports.senders(), hubs.home().clone(), pins);
         let takeover = InheritedPorts::new(taking_over);
-        let mut steering = Self { takeover, maps, reports, hubs, attachments };
+        let mut steering = Self { takeover, maps, documents, reports, hubs, attachments };
         let Self { takeover, maps, hubs, attachments, .. } = &mut steering;
         takeover.adopt(found, hubs, attachments, maps)?;
         Ok(steering)
@@ -135,6 +140,11 @@ impl Steering {
     /// Like [`Steering::maps`], to change them.
     pub fn maps_mut(&mut self) -> &mut Maps {
         &mut self.maps
+    }
+
+    /// Takes the tables of documents, once. `None` if the kernel does not answer requests.
+    pub fn take_documents(&mut self) -> Option<DocumentTable> {
+        self.documents.take()
     }
 
     /// The hubs.

@@ -17,16 +17,18 @@
 #![expect(unsafe_code, reason = "entries lie in memory shared with the kernel")]
 
 use metadata_common::cookie::Flow;
-use metadata_common::maps::{ALL_SENT, AllSent};
+use metadata_common::maps::{ALL_SENT, AllSent, AnsweredConnection};
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use super::sys::Mapping;
-use crate::stack::{AckLedger, DisplacedConnection, KernelReceipt};
+use crate::stack::{AckLedger, DisplacedConnection, KernelReceipt, KernelSegment, KernelTurn};
+use answered::AtomicAnswered;
 use cell::AtomicEntry;
 
+mod answered;
 mod cell;
 /// The atomics that `cell` uses. A thread model replaces this module with its own types.
 mod sync {
@@ -54,6 +56,8 @@ pub struct AllSentTable {
     cells: NonNull<AtomicEntry>,
     /// Owned so that `cells` stays valid.
     _memory: Mapping,
+    /// The connections that the kernel has answered, and their mapping.
+    answered: Option<(NonNull<AtomicAnswered>, Mapping)>,
 }
 
 // SAFETY: the address points into the mapping that this struct owns and moves with, and a cell consists of atomics.
@@ -67,7 +71,54 @@ impl AllSentTable {
 
     fn inside(memory: Mapping) -> Result<Self, Errno> {
         let cells = memory.at(0, ALL_SENT as usize).ok_or(Errno::FAULT)?;
-        Ok(Self { cells, _memory: memory })
+        Ok(Self { cells, _memory: memory, answered: None })
+    }
+
+    /// Maps the table of connections that the kernel has answered, too.
+    pub fn and_answered(self, table: BorrowedFd<'_>) -> Result<Self, Errno> {
+        let memory = Mapping::shared(table, 0, ALL_SENT as usize * size_of::<AtomicAnswered>())?;
+        let first = memory.at(0, ALL_SENT as usize).ok_or(Errno::FAULT)?;
+        Ok(Self { answered: Some((first, memory)), ..self })
+    }
+
+    /// Frees the entries of connections that the kernel answered last more than [`ALL_SENT_IDLE_MS`] ago. Returns the
+    /// number of those that it still owns.
+    ///
+    /// [`ALL_SENT_IDLE_MS`]: metadata_common::maps::ALL_SENT_IDLE_MS
+    pub fn free_idle(&self, now_ns: u64) -> u64 {
+        let mut owned = 0;
+        for index in 0..ALL_SENT {
+            let cell = self.place(index);
+            let flow = cell.kernels();
+            if flow == 0 {
+                continue;
+            }
+            if self
+                .answered_at(index)
+                .is_some_and(|answered| answered.flow == flow && !answered.is_idle(now_ns))
+            {
+                owned += 1;
+            } else {
+                cell.withdraw(flow);
+            }
+        }
+        owned
+    }
+
+    /// What the kernel knows of a connection that it has answered.
+    fn answered(&self, flow: Flow) -> Option<AnsweredConnection> {
+        self.answered_at(flow.index()).filter(|answered| answered.flow == flow.number())
+    }
+
+    fn answered_at(&self, index: u32) -> Option<AnsweredConnection> {
+        let (first, _) = self.answered.as_ref()?;
+        let index = (index & (ALL_SENT - 1)) as usize;
+        // SAFETY: the index is below ALL_SENT, and `and_answered` checked that this many aligned entries lie in the
+        // mapping.
+        let entry = unsafe { first.add(index) };
+        // SAFETY: as above; the mapping lives as long as `self`, all its bytes are initialised, and both sides access
+        // them as whole integers.
+        Some(unsafe { entry.as_ref() }.load())
     }
 
     /// Resets the count of held connections in every entry, because the agent that counted them has ended.
@@ -111,6 +162,39 @@ impl AckLedger for AllSentTable {
 
     fn look(&self, flow: Flow) -> Option<KernelReceipt> {
         self.cell(flow).look(flow.number())
+    }
+
+    fn take_over(&mut self, flow: Flow, segment: KernelSegment) -> KernelTurn {
+        let (number, cell) = (flow.number(), self.cell(flow));
+        if cell.kernels() != number {
+            return KernelTurn::Unknown;
+        }
+        let numbers = || AllSent {
+            sent: cell.sent.load(Ordering::Relaxed),
+            received: cell.received.load(Ordering::Relaxed),
+            acknowledged: cell.acknowledged.load(Ordering::Relaxed),
+            ..AllSent::default()
+        };
+        let (posted, answered) = (numbers(), self.answered(flow));
+        let turn = KernelTurn::after(&posted, segment, answered);
+        if matches!(turn, KernelTurn::Kernels { .. }) {
+            return turn;
+        }
+        cell.withdraw(number);
+        // The kernel may have answered the guest's next copy of the segment meanwhile.
+        let AllSent { sent, received, .. } = numbers();
+        if (sent, received) == (posted.sent, posted.received) {
+            turn
+        } else {
+            KernelTurn::Kernels { first: None }
+        }
+    }
+
+    fn reopen(&mut self, flow: Flow) {
+        let cell = self.cell(flow);
+        if cell.kernels() == flow.number() {
+            cell.opened.store(flow.mark(), Ordering::Relaxed);
+        }
     }
 
     fn withdraw(&mut self, flow: Flow) {
@@ -247,7 +331,7 @@ mod tests {
         std::thread::scope(|scope| {
             for (flow, number) in [(flow(1), 1), (other, 2)] {
                 let memory = Mapping::anonymous(size_of::<AtomicEntry>()).expect("a page");
-                let mut worker = AllSentTable { cells: first.cells, _memory: memory };
+                let mut worker = AllSentTable { cells: first.cells, _memory: memory, answered: None };
                 let (met, mixed) = (&met, &mixed);
                 scope.spawn(move || {
                     let numbers =

@@ -7,8 +7,8 @@
 
 use bytes::Bytes;
 use metadata_common::addresses::Connection;
-use metadata_common::cookie::{CookieKey, Flow};
-use metadata_common::maps::{AllSent, MAX_SLOTS, Slot};
+use metadata_common::cookie::{CookieKey, Flow, TcpOptions};
+use metadata_common::maps::{AllSent, AnsweredConnection, MAX_SLOTS, Slot};
 use metadata_common::time::Now;
 use std::fmt;
 use std::io::IoSlice;
@@ -202,6 +202,56 @@ pub struct DisplacedConnection {
     pub heard: KernelReceipt,
 }
 
+/// The numbers of a segment that the kernel has steered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelSegment {
+    /// The sequence number.
+    pub seq: u32,
+    /// The sequence number after the segment.
+    pub next: u32,
+    /// The acknowledgement number.
+    pub ack: Option<u32>,
+    /// The segment is a reset.
+    pub resets: bool,
+}
+
+/// Whose turn it is on a connection that the kernel may have answered by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelTurn {
+    /// The kernel has not answered it.
+    Unknown,
+    /// It is the stack's from now on. The segment follows everything before, and the guest has these abilities.
+    Adopted(TcpOptions),
+    /// It ends: the guest has reset it, or asks again for an answer that has changed since.
+    Reset,
+    /// It is the kernel's. The guest repeats this segment if it is needed.
+    Kernels {
+        /// The sequence number of the connection's first request, if it is known.
+        first: Option<u32>,
+    },
+}
+
+impl KernelTurn {
+    /// Whose turn it is after this segment, on a connection that the kernel has answered and that is not over. `posted` has
+    /// its numbers in `ALL_SENT`, and `answered` its entry in `ANSWERED`.
+    #[must_use]
+    pub fn after(posted: &AllSent, segment: KernelSegment, answered: Option<AnsweredConnection>) -> Self {
+        let AllSent { sent, received, acknowledged, .. } = *posted;
+        let options = answered.unwrap_or(AnsweredConnection::LEAST).options();
+        let KernelSegment { seq, next, ack, resets } = segment;
+        let has_data = next != seq;
+        match ack {
+            _ if resets && seq == received => Self::Reset,
+            Some(ack) if !resets && has_data && seq == received && ack == sent => Self::Adopted(options),
+            // The kernel could not repeat the answer, and the guest has not received it. If it has, this is a late copy.
+            Some(ack) if !resets && has_data && next == received && ack != sent && acknowledged != sent => {
+                Self::Reset
+            }
+            _ => Self::Kernels { first: answered.map(|answered| answered.first) },
+        }
+    }
+}
+
 /// A table like the kernel's `ALL_SENT`. Another connection may take an entry at any time, and entries may be late.
 ///
 /// No method may block or fail: segments of connections that are not posted go to user space.
@@ -220,6 +270,14 @@ pub trait AckLedger {
     fn post(&mut self, flow: Flow, entry: AllSent) -> Option<DisplacedConnection>;
     /// Reads what the kernel received for a connection; `None` if its entry is empty or holds another connection.
     fn look(&self, flow: Flow) -> Option<KernelReceipt>;
+    /// Takes a segment of a connection that the kernel may have answered by itself. With [`KernelTurn::Adopted`] and
+    /// [`KernelTurn::Reset`] the connection is the kernel's no more.
+    fn take_over(&mut self, _flow: Flow, _segment: KernelSegment) -> KernelTurn {
+        KernelTurn::Unknown
+    }
+    /// Notes that the stack has answered a SYN of a flow whose connection the kernel has answered. Afterwards
+    /// [`is_opened`](Self::is_opened).
+    fn reopen(&mut self, _flow: Flow) {}
     /// Withdraws a connection from the kernel, if it is posted.
     fn withdraw(&mut self, flow: Flow);
 }

@@ -16,7 +16,9 @@ use std::time::Duration;
 use super::Stack;
 use super::connection::{StackConnection, TurnCause};
 use super::frame::{ACK, EthernetAddresses, FIN, RST, SYN, Segment, Tuple, before};
-use super::interfaces::{AckLedger, FramePreview, RECEIVE_BUFFER, Service, TIME_WAIT, Transmit};
+use super::interfaces::{
+    AckLedger, FramePreview, KernelSegment, KernelTurn, RECEIVE_BUFFER, Service, TIME_WAIT, Transmit,
+};
 use super::send::Header;
 use super::table::TimeWait;
 use super::tcb::Tcb;
@@ -259,6 +261,21 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         if let Some(at) = self.table.find(source.flow.number()) {
             return self.held(source, at, segment, out);
         }
+        let next = segment.seq.wrapping_add(segment.length());
+        let numbers = KernelSegment { seq: segment.seq, next, ack: segment.ack, resets: segment.has(RST) };
+        match self.ledger.take_over(source.flow, numbers) {
+            KernelTurn::Unknown => {}
+            KernelTurn::Adopted(abilities) => return self.begin(source, segment, abilities, out),
+            KernelTurn::Reset => return self.refuse(source, segment, out),
+            // The guest has begun again with the same ports.
+            KernelTurn::Kernels { first } if self.begins(source.flow, segment, first) => {
+                self.ledger.withdraw(source.flow);
+            }
+            KernelTurn::Kernels { .. } => {
+                self.stats.dropped_early += 1;
+                return;
+            }
+        }
         match self.table.wait(source.flow.number()) {
             Some(wait) if wait.until > source.now.mono => self.closed(source, wait, segment, out),
             Some(_) => {
@@ -279,6 +296,7 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         if let Some(wait) = self.table.wait_mut(source.flow) {
             wait.reopened = true;
         }
+        self.ledger.reopen(source.flow);
         let key = &self.config.cookie_key;
         let held = self.table.find(source.flow.number()).and_then(|at| self.table.get(at));
         let taken = held.map(|conn| conn.tcb.initial.1);
@@ -287,6 +305,13 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         let number = number(key, source.flow, largest, segment, taken);
         self.workshop.send(out, |frame| answer(number, largest, segment, source.route, frame));
         self.stats.handshakes += 1;
+    }
+
+    /// Whether a segment begins a connection in place of one whose first request had the sequence number `first`.
+    fn begins(&self, flow: Flow, segment: &Segment<'_>, first: Option<u32>) -> bool {
+        let is_first = matches!(self.check(flow, segment), Some((CookieCheck::First(_), _)));
+        let differs = self.ledger.is_opened(flow) || first.is_some_and(|first| first != segment.seq);
+        segment.length() > 0 && is_first && differs
     }
 
     /// Checks a segment's numbers. Also returns the initial numbers, which are correct if the segment is a

@@ -3,6 +3,8 @@
 //! A thread model includes this file unchanged, with atomics that try every order the memory model allows.
 
 use super::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use metadata_common::maps::FIN_ENDS_BOTH_KERNEL;
+
 use super::{AllSent, DisplacedConnection, KernelReceipt};
 
 /// An entry as both sides access it: [`AllSent`] with atomic fields.
@@ -30,6 +32,10 @@ impl AtomicEntry {
     /// Stores a connection's entry. If it replaces another connection, returns what the kernel received for that one.
     pub(super) fn post(&self, entry: AllSent) -> Option<DisplacedConnection> {
         let AllSent { flow: number, sent, received, finished, acknowledged, closed, .. } = entry;
+        // The kernel hears of the end of its own connection by this entry alone. The stack does without.
+        if !matches!(self.kernels(), 0) {
+            return None;
+        }
         // Clear the flow, store the numbers that mean nothing was received, store the other numbers, set the flow.
         // Processors keep this order of the stores, but the kernel's loads have no barriers to pair with: arm64 may
         // load the numbers before the flow. The order makes a mix rare; the module says why a mix is harmless.
@@ -71,6 +77,14 @@ impl AtomicEntry {
     /// started.
     pub(super) fn is_opened(&self, mark: u16) -> bool {
         self.opened.load(Ordering::Relaxed) == mark
+    }
+
+    /// The connection that the kernel has answered and that is not over; 0 if there is none.
+    pub(super) fn kernels(&self) -> u64 {
+        let flow = self.flow.load(Ordering::Acquire);
+        let is_kernels = self.finished.load(Ordering::Relaxed) == FIN_ENDS_BOTH_KERNEL
+            && self.closed.load(Ordering::Relaxed) != self.sent.load(Ordering::Relaxed);
+        if is_kernels { flow } else { 0 }
     }
 
     /// Clears the entry, if it holds this connection.

@@ -1,0 +1,269 @@
+//! The kernel's tables of published documents: answers of single VMs, which the program `request` sends by itself.
+//!
+//! A document belongs to an edition of its slot. [`Editions::close`] ends an edition at once: the kernel then serves
+//! nothing of it any more, while the documents are still in the table. [`DocumentTable::remove`] frees them after no
+//! program can use them.
+
+use aya::Ebpf;
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, ProgramArray, RingBuf};
+use metadata_common::answer::request::{RESPONSE_MIN, hash_of};
+use metadata_common::cookie::CookieKey;
+use metadata_common::maps::{
+    AnswerRecord, DATE_BYTES, Document, DocumentKey, Edition, RESPONSE_BYTES, ServedDate, Slot, name, program,
+};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::SteerError;
+use super::maps::{absent_is_fine, take};
+use super::object::load_program;
+
+/// The editions of all slots, shared by those who publish and those who withdraw.
+#[derive(Clone)]
+pub struct Editions(Arc<Mutex<EditionTable>>);
+
+struct EditionTable {
+    kernel: Array<MapData, [u64; 4]>,
+    /// What the kernel's table holds, but for the state of buckets.
+    known: Vec<Edition>,
+}
+
+impl EditionTable {
+    fn set(&mut self, slot: Slot, edition: Edition) -> Result<(), SteerError> {
+        // Replacing a record must not refill its bucket. A request that the kernel answers meanwhile is not charged.
+        let kernel = &mut self.kernel;
+        let set = kernel
+            .get(&slot, 0)
+            .and_then(|[.., full_at_ns]| kernel.set(slot, Edition { full_at_ns, ..edition }.to_words(), 0));
+        set.map_err(|source| SteerError::map(name::EDITIONS, format!("set slot {slot}"), source))?;
+        if let Some(known) = self.known.get_mut(slot as usize) {
+            *known = edition;
+        }
+        Ok(())
+    }
+
+    fn get(&self, slot: Slot) -> Edition {
+        self.known.get(slot as usize).copied().unwrap_or_default()
+    }
+}
+
+impl Editions {
+    /// Ends the slot's edition: from now on the kernel answers none of its requests, until an edition is opened.
+    ///
+    /// # Errors
+    /// If the kernel refuses the change. Then it may still serve the edition until the date expires.
+    pub fn close(&self, slot: Slot) -> Result<(), SteerError> {
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let edition = table.get(slot);
+        table.set(slot, Edition { number: (edition.number | 1).wrapping_add(1), ..edition })
+    }
+
+    /// The slot's edition; closed ones are even.
+    #[must_use]
+    pub fn get(&self, slot: Slot) -> u32 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(slot).number
+    }
+
+    /// Opens the edition after the closed edition `closed`, for this many requests a second (0 for no limit), and at once.
+    /// Returns false if the edition has changed meanwhile.
+    ///
+    /// # Errors
+    /// If the kernel refuses the change.
+    pub fn open(&self, slot: Slot, closed: u32, (per_second, burst): (u32, u32)) -> Result<bool, SteerError> {
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if closed & 1 != 0 || table.get(slot).number != closed {
+            return Ok(false);
+        }
+        let edition = Edition { number: closed | 1, ..Edition::default() }.with_limit(per_second, burst);
+        table.set(slot, edition).map(|()| true)
+    }
+}
+
+/// A response that the kernel can send.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KernelResponse {
+    bytes: Box<[u8]>,
+    content: u16,
+    date: u16,
+    sum: u16,
+}
+
+impl KernelResponse {
+    /// Builds a response of this head, which ends with the line end of its last field, and this content. `None` if it is
+    /// too long.
+    #[must_use]
+    pub fn new(head: &[u8], content: &[u8]) -> Option<Self> {
+        const FIELD: &[u8] = b"Date: ";
+        const END: &[u8] = b"\r\n\r\n";
+        let date = head.len() + FIELD.len();
+        let bytes = [head, FIELD, &[0; DATE_BYTES], END, content].concat();
+        if !(RESPONSE_MIN..=RESPONSE_BYTES).contains(&bytes.len()) {
+            return None;
+        }
+        let sum = sum(&bytes);
+        Some(Self {
+            content: u16::try_from(content.len()).ok()?,
+            date: u16::try_from(date).ok()?,
+            sum,
+            bytes: bytes.into(),
+        })
+    }
+}
+
+/// The kernel's tables of documents.
+pub struct DocumentTable {
+    documents: HashMap<MapData, [u64; 2], [u64; 3]>,
+    bodies: HashMap<MapData, u64, [u8; RESPONSE_BYTES]>,
+    date: HashMap<MapData, u32, [u64; 5]>,
+    counts: PerCpuArray<MapData, u64>,
+    records: RingBuf<MapData>,
+    /// The kernel empties the table when its last descriptor is closed.
+    _program: ProgramArray<MapData>,
+    editions: Editions,
+    key: CookieKey,
+}
+
+impl DocumentTable {
+    /// Loads `request` behind `port`, and takes the tables out of a loaded object.
+    pub(super) fn take(ebpf: &mut Ebpf, key: CookieKey) -> Result<Self, SteerError> {
+        let loaded = load_program(ebpf, program::REQUEST)?;
+        let failed = |source| SteerError::load("request program's descriptor", source);
+        let descriptor = loaded.fd().and_then(|fd| Ok(fd.try_clone()?)).map_err(failed)?;
+        let mut entry: ProgramArray<MapData> = take(ebpf, name::REQUEST_PROGRAM)?;
+        entry
+            .set(0, &descriptor, 0)
+            .map_err(|source| SteerError::map(name::REQUEST_PROGRAM, "enter the program", source))?;
+        let kernel: Array<MapData, [u64; 4]> = take(ebpf, name::EDITIONS)?;
+        let known = vec![Edition::default(); kernel.len() as usize];
+        Ok(Self {
+            documents: take(ebpf, name::DOCUMENTS)?,
+            bodies: take(ebpf, name::BODIES)?,
+            date: take(ebpf, name::DATE)?,
+            counts: take(ebpf, name::ANSWER_COUNTS)?,
+            records: take(ebpf, name::ANSWER_RECORDS)?,
+            _program: entry,
+            editions: Editions(Arc::new(Mutex::new(EditionTable { kernel, known }))),
+            key,
+        })
+    }
+
+    /// The editions of all slots.
+    #[must_use]
+    pub fn editions(&self) -> &Editions {
+        &self.editions
+    }
+
+    /// The hash by which the kernel finds a request; `None` if the kernel answers no request of this length.
+    #[must_use]
+    pub fn hash(&self, request: &[u8]) -> Option<u64> {
+        hash_of(request, &self.key)
+    }
+
+    /// Adds the bytes of a response under a number that was never used.
+    ///
+    /// # Errors
+    /// If the table is full or the kernel has no memory.
+    pub fn add_body(&mut self, number: u64, response: &KernelResponse) -> Result<(), SteerError> {
+        let mut bytes = [0; RESPONSE_BYTES];
+        bytes[..response.bytes.len()].copy_from_slice(&response.bytes);
+        self.bodies
+            .insert(number, bytes, 0)
+            .map_err(|source| SteerError::map(name::BODIES, "add a response", source))
+    }
+
+    /// Adds a document with the body of this number, which counts its answers by `counter`.
+    ///
+    /// # Errors
+    /// If the table is full or the kernel has no memory.
+    pub fn add(
+        &mut self,
+        key: DocumentKey,
+        body: u64,
+        response: &KernelResponse,
+        counter: u16,
+    ) -> Result<(), SteerError> {
+        // At most RESPONSE_BYTES.
+        let length = response.bytes.len() as u16;
+        let document = Document {
+            body,
+            length,
+            content: response.content,
+            date: response.date,
+            sum: response.sum,
+            counter,
+            reserved: [0; 3],
+        };
+        self.documents
+            .insert(key.to_words(), document.to_words(), 0)
+            .map_err(|source| SteerError::map(name::DOCUMENTS, "add a document", source))
+    }
+
+    /// Removes documents and bodies, after waiting until no program can use them. The documents must belong to closed
+    /// editions.
+    ///
+    /// # Errors
+    /// If the kernel refuses a removal.
+    pub fn remove(&mut self, documents: &[DocumentKey], bodies: &[u64]) -> Result<(), SteerError> {
+        // Programs run inside an RCU read-side section, and the kernel uses the memory of a removed element again at
+        // once. A program that has found a document would send another VM's.
+        grace_period();
+        for key in documents {
+            absent_is_fine(self.documents.remove(&key.to_words()))
+                .map_err(|source| SteerError::map(name::DOCUMENTS, "remove a document", source))?;
+        }
+        for number in bodies {
+            absent_is_fine(self.bodies.remove(number))
+                .map_err(|source| SteerError::map(name::BODIES, "remove a response", source))?;
+        }
+        Ok(())
+    }
+
+    /// Sets the value of `Date`, until when it is valid, and whether answers are recorded.
+    ///
+    /// # Errors
+    /// If the kernel refuses the change.
+    pub fn set_date(
+        &mut self,
+        text: [u8; DATE_BYTES],
+        until_ns: u64,
+        records: bool,
+    ) -> Result<(), SteerError> {
+        let date = ServedDate { text, records: records.into(), sum: sum(&text), until_ns };
+        self.date.insert(0, date.to_words(), 0).map_err(|source| SteerError::map(name::DATE, "set", source))
+    }
+
+    /// The number of answers that a counter has counted.
+    ///
+    /// # Errors
+    /// If there is no such counter.
+    pub fn count(&self, counter: u16) -> Result<u64, SteerError> {
+        let counts = self.counts.get(&counter.into(), 0);
+        let counts = counts.map_err(|source| SteerError::map(name::ANSWER_COUNTS, "read", source))?;
+        Ok(counts.iter().copied().fold(0, u64::wrapping_add))
+    }
+
+    /// The next record of an answer.
+    pub fn next_record(&mut self) -> Option<AnswerRecord> {
+        AnswerRecord::from_bytes(&self.records.next()?)
+    }
+}
+
+/// Waits until every program that runs now has ended (`synchronize_rcu`, which `membarrier(2)` calls). Kernels that do
+/// not have it for all threads get a time that no program can take.
+fn grace_period() {
+    use rustix::thread::{MembarrierCommand, membarrier};
+    if membarrier(MembarrierCommand::Global).is_err() {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+    }
+}
+
+/// The folded sum of 16-bit words in wire order (RFC 1071).
+fn sum(bytes: &[u8]) -> u16 {
+    let words = bytes
+        .chunks(2)
+        .map(|pair| u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)])));
+    let mut sum: u64 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
