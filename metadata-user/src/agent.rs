@@ -5,6 +5,7 @@
 //! Ports and responses change in no other way.
 
 mod control;
+mod documents;
 mod drain;
 mod endpoint;
 mod event_sources;

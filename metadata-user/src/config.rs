@@ -130,6 +130,9 @@ pub struct Config {
     /// Whether the kernel answers frames that need no state, on ports that are taps. User space then receives little
     /// more than requests. With `false` all frames go to user space, and a capture on the hub shows them.
     pub answer_in_kernel: bool,
+    /// Whether the kernel also answers requests with short answers that were published for the VM, on ports that are taps.
+    /// Needs `answer_in_kernel`; `false` by default.
+    pub answer_requests_in_kernel: bool,
     /// Number of threads that answer guests, 1 to [`metadata_steer::HUBS_OF_A_SIDE`]. Each has its own hub and
     /// serves a part of the guests. Default: one for each 32 CPUs that the agent may use, rounded up; at most 8, and at
     /// most what an eighth of the memory limit has room for, but at least one.
@@ -175,6 +178,7 @@ impl Default for Config {
             rotate_token_key_days: 30,
             spin_us: 0,
             answer_in_kernel: true,
+            answer_requests_in_kernel: false,
             workers: sections::by_default(),
             #[cfg(feature = "kubevirt")]
             kubevirt: None,

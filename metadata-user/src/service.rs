@@ -4,6 +4,7 @@
 pub mod audit;
 mod connection;
 mod handover_answers;
+mod learning;
 mod worker_counts;
 
 use std::collections::HashMap;
@@ -29,6 +30,8 @@ use metadata_datapath::stack::{FramePreview, RefusedRequests, Service};
 
 pub use connection::HttpConnection;
 pub use handover_answers::{AnswerStage, HandedRequest, HandoverAnswers, QUESTIONS};
+pub(crate) use learning::is_plain;
+pub use learning::{REPORTS, ReportedRequest, RequestForm, RequestReports};
 pub use worker_counts::{BOUNDS_NS, Latencies, WaitEnd, WaitReason, WorkerCounts};
 
 /// The answer to a request.
@@ -159,6 +162,8 @@ struct Shared<A> {
     options: Response,
     tally: Arc<WorkerCounts>,
     tape: Option<Arc<Tape>>,
+    /// Set if answers are published to the kernel.
+    reports: Option<Arc<RequestReports>>,
     /// The worker's account over all VMs.
     account: Arc<Account>,
     refused: Counters,
@@ -173,7 +178,7 @@ struct Counters {
 }
 
 impl<A> Shared<A> {
-    fn new(answers: Arc<A>, tape: Option<Arc<Tape>>) -> Self {
+    fn new(answers: Arc<A>, tape: Option<Arc<Tape>>, reports: Option<Arc<RequestReports>>) -> Self {
         let errors = [400, 404, 408, 413, 414, 417, 431, 501, 505];
         Self {
             answers,
@@ -185,6 +190,7 @@ impl<A> Shared<A> {
             refused: Counters::default(),
             tally: Arc::default(),
             tape,
+            reports,
         }
     }
 
@@ -215,7 +221,13 @@ impl<A: AnswerSource> MetadataService<A> {
     /// Like [`new`](Self::new), and records its answers on the tape while that is on.
     #[must_use]
     pub fn audited(answers: Arc<A>, tape: Option<Arc<Tape>>) -> Self {
-        Self { shared: Arc::new(Shared::new(answers, tape)), unknown: HashMap::new() }
+        Self::reporting(answers, tape, None)
+    }
+
+    /// Like [`audited`](Self::audited), and reports the requests that the kernel could have answered.
+    #[must_use]
+    pub fn reporting(answers: Arc<A>, tape: Option<Arc<Tape>>, reports: Option<Arc<RequestReports>>) -> Self {
+        Self { shared: Arc::new(Shared::new(answers, tape, reports)), unknown: HashMap::new() }
     }
 
     /// The counts of this service.

@@ -12,5 +12,6 @@ mod isolation;
 mod long_answers;
 mod one_guest;
 mod overload;
+mod requests_on_a_tap;
 mod seeing;
 mod vectors_on_a_tap;

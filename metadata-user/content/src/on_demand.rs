@@ -139,9 +139,9 @@ mod tests {
     use super::OnDemand;
     use crate::dialect;
     use crate::http::{Headers, Method, Request, RequestTarget};
-    use metadata_common::addresses::{self, Connection};
     use crate::record::{Dialect, Dialects, Record};
     use crate::store::{Host, Interner, Responses, SlotState, Store, VmState};
+    use metadata_common::addresses::{self, Connection};
 
     const FULL: &str = include_str!("../../../tests/vectors/record.yaml");
 
@@ -256,7 +256,8 @@ mod tests {
             let fields = [httparse::Header { name: "Metadata-Flavor", value: b"Google" }];
             let target = RequestTarget { path, query: "" };
             let request = Request { method: Method::Get, target, headers: Headers::new(&fields), body: &[] };
-            OnDemand::lasting_answer(responses, &connection, &request).map(|(response, _)| response.status().0)
+            OnDemand::lasting_answer(responses, &connection, &request)
+                .map(|(response, _)| response.status().0)
         };
         let content = unasked(&record());
         for (path, status) in [

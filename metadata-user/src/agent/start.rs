@@ -6,11 +6,12 @@ use std::time::Duration;
 use anyhow::Context as _;
 use metadata_common::answer;
 use metadata_common::cookie::CookieKey;
-use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, MAX_SLOTS};
+use metadata_common::maps::{ANSWER_LINK, ANSWER_REQUESTS, ANSWER_TCP, MAX_SLOTS};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
 use super::control::{ControlLoop, EndReason, StartState};
+use super::documents::{DocumentPublisher, DocumentSources};
 use super::drain::LingerResources;
 use super::endpoint::make_run;
 use super::handover::{HandoverState, Takeover};
@@ -22,7 +23,7 @@ use super::state::NodeState;
 use crate::config::Config;
 use crate::identity;
 use crate::service::audit::Collector;
-use crate::service::{HandoverAnswers, MetadataService};
+use crate::service::{HandoverAnswers, MetadataService, RequestReports, WorkerCounts};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::Store;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
@@ -110,6 +111,15 @@ pub fn serve(config: Config, origin: ConfigSource, entry: TakeoverMode) -> anyho
     }
 }
 
+/// What the kernel answers in place of user space.
+fn answers(config: &Config) -> u64 {
+    match (config.answer_in_kernel, config.answer_requests_in_kernel) {
+        (false, _) => 0,
+        (true, false) => ANSWERS,
+        (true, true) => ANSWERS | ANSWER_REQUESTS,
+    }
+}
+
 /// Creates hubs, sockets and workers. Guests are served as soon as their port is attached.
 fn start(
     config: &Config,
@@ -123,7 +133,7 @@ fn start(
         served: config.addresses.clone(),
         arp_only: config.next_hops(),
         limits: config.limits,
-        answers: if config.answer_in_kernel { ANSWERS } else { 0 },
+        answers: answers(config),
         key: CookieKey(rand::random()),
         pins: config.pins.clone(),
         adopt: taking.map_or(PreviousAgent::Alone, |taking| PreviousAgent::TakeOver { side: taking.side() }),
@@ -143,20 +153,35 @@ fn start(
         content.store().expect(bound.slot)?;
     }
     let (handing, questions) = HandoverAnswers::new(Arc::clone(&content));
-    let mut collector = Collector::open(&config.audit, steering.hubs().all().len())?;
+    let hubs = steering.hubs().all().to_vec();
+    // The last tape is that of the kernel's answers.
+    let mut collector = Collector::open(&config.audit, hubs.len() + 1)?;
     collector.read_events(state.journal().clone());
     let mut tallies = Vec::new();
     let mut workers = Vec::new();
-    for (at, hub) in steering.hubs().all().to_vec().into_iter().enumerate() {
-        let serve = MetadataService::audited(Arc::clone(&handing), collector.tape(at));
+    let documents = steering.take_documents();
+    let reports = documents.is_some().then(|| Arc::new(RequestReports::new(key)));
+    for (at, hub) in hubs.iter().enumerate() {
+        let serve = MetadataService::reporting(Arc::clone(&handing), collector.tape(at), reports.clone());
         tallies.push(serve.tally());
-        workers.push(spawn_worker(config, &mut steering, serve, key, &hub)?);
+        workers.push(spawn_worker(config, &mut steering, serve, key, hub)?);
     }
     let room = MemoryBudget::new(config.record_bytes());
     info!(bytes = room.usage().limit, "memory for records");
     let catalogue = RecordCatalogue::new(state, room, &config.ports);
+    let documents = match documents.zip(reports) {
+        None => None,
+        Some((table, reports)) => {
+            let counts = Arc::new(WorkerCounts::default());
+            tallies.push(Arc::clone(&counts));
+            let connections = steering.maps().all_sent()?;
+            let (content, tape) = (Arc::clone(&content), collector.tape(hubs.len()));
+            let sources = DocumentSources { content, connections, counts, tape };
+            Some(DocumentPublisher::start(table, sources, reports).context("starting a thread")?)
+        }
+    };
     let (answers, guard) =
-        (AnswerPublisher::new(content, collector), TapGuard::new(config.guard, &config.hub));
+        (AnswerPublisher::new(content, collector, documents), TapGuard::new(config.guard, &config.hub));
     let ports = NodePorts::new(steering, answers, Workers::new(workers), guard, catalogue.plan());
     let node = Node::new(catalogue, ports, Reporter::new(tallies));
     Ok((node, HandoverState { handing, questions }))

@@ -93,7 +93,7 @@ pub struct AuditLine<'a> {
     pub status: u16,
     /// Bytes of the body of the answer.
     pub bytes: u64,
-    /// Microseconds from the turn that received the last byte to passing the answer to TCP.
+    /// Microseconds from the turn that received the last byte to passing the answer to TCP; 0 if the kernel has answered.
     pub us: u64,
     /// Number of this VM's answers that the line stands for; absent if 1.
     #[serde(skip_serializing_if = "is_one")]

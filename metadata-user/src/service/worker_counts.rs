@@ -148,6 +148,12 @@ impl WorkerCounts {
         }
     }
 
+    /// Counts answers that the kernel gave, whose latency nobody measures.
+    pub(crate) fn answered_elsewhere(&self, datasource: Datasource, status: StatusCode, answers: u64) {
+        let place = PLACES.get(usize::from(status.0)).map_or(CODES.len(), |place| usize::from(*place));
+        add(&self.answers[datasource.index()][place], answers);
+    }
+
     /// Called after each turn with its duration.
     #[inline]
     pub(super) fn turned(&self, turn: Duration) {

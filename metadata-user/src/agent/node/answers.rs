@@ -1,5 +1,6 @@
 //! Publishes what each slot serves, and writes it to the audit log.
 
+use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
 use metadata_common::time::Now;
 use metadata_content::http::{Headers, Request, RequestTarget, Response};
@@ -7,7 +8,7 @@ use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::record::values::Timestamp;
 use metadata_content::source::RecordSource;
-use metadata_content::store::{Interner, LiveOutcome, Responses, SlotOutOfRange};
+use metadata_content::store::{Interner, LiveOutcome, Responses, SlotOutOfRange, Store};
 use metadata_content::{dialect, http};
 use metadata_feed::registry::RecordId;
 use std::cell::RefCell;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::port_text;
+use crate::agent::documents::DocumentPublisher;
 use crate::agent::slots::IdentityName;
 use crate::agent::state::{NodeState, unix_now};
 use crate::identity::SignedItem;
@@ -48,12 +50,18 @@ pub(crate) struct AnswerPublisher {
     content: Arc<OnDemand>,
     collector: RefCell<Collector>,
     started: Instant,
+    /// Set if answers are published to the kernel, too.
+    documents: Option<DocumentPublisher>,
 }
 
 impl AnswerPublisher {
     #[must_use]
-    pub(crate) fn new(content: Arc<OnDemand>, collector: Collector) -> Self {
-        Self { content, collector: RefCell::new(collector), started: Instant::now() }
+    pub(crate) fn new(
+        content: Arc<OnDemand>,
+        collector: Collector,
+        documents: Option<DocumentPublisher>,
+    ) -> Self {
+        Self { content, collector: RefCell::new(collector), started: Instant::now(), documents }
     }
 
     /// Sets what a slot serves, and the identity and record for the audit log.
@@ -71,13 +79,21 @@ impl AnswerPublisher {
             let vm = record.map(|record| (record.owner_text(), record.vm.name.as_str()));
             self.collector.borrow_mut().is_now(slot, port_text(&who.port), who.mac.to_string(), vm);
         }
-        match serves {
-            SlotContent::Responses(responses) => {
-                responses.vm().set_nic(slot, who.mac, unix_now());
-                self.content.store().publish(slot, Arc::clone(responses))
-            }
-            SlotContent::Awaited => self.content.store().expect(slot),
-            SlotContent::Gone => self.content.store().withdraw(slot),
+        if let SlotContent::Responses(responses) = serves {
+            responses.vm().set_nic(slot, who.mac, unix_now());
+        }
+        self.replace(slot, Some(who.mac), |store| match serves {
+            SlotContent::Responses(responses) => store.publish(slot, Arc::clone(responses)),
+            SlotContent::Awaited => store.expect(slot),
+            SlotContent::Gone => store.withdraw(slot),
+        })
+    }
+
+    /// Changes what a slot serves, here and in the kernel.
+    fn replace<T>(&self, slot: Slot, mac: Option<Mac>, change: impl FnOnce(&Store) -> T) -> T {
+        match &self.documents {
+            Some(documents) => documents.replace(slot, mac, || change(self.content.store())),
+            None => change(self.content.store()),
         }
     }
 
@@ -86,7 +102,7 @@ impl AnswerPublisher {
     /// # Errors
     /// If there is no such slot.
     pub(super) fn expect(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
-        self.content.store().expect(slot)
+        self.replace(slot, None, |store| store.expect(slot))
     }
 
     /// Removes what a slot serves.
@@ -94,7 +110,7 @@ impl AnswerPublisher {
     /// # Errors
     /// If there is no such slot.
     pub(super) fn withdraw(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
-        self.content.store().withdraw(slot)
+        self.replace(slot, None, |store| store.withdraw(slot))
     }
 
     /// Answers a question that the previous agent passed on; `None` while no answer is known. A request that would

@@ -1,0 +1,628 @@
+//! Publishes answers to the kernel, which then sends them by itself.
+//!
+//! ```text
+//!  worker ── answered request ──► RequestReports ──► DocumentPublisher ── documents ──► kernel
+//!  node ──── new record, end of a record: close the slot's edition ────────────────────► kernel
+//! ```
+//!
+//! The publisher has a thread of its own, because rendering and entering the documents of a thousand VMs takes some
+//! hundred milliseconds. Withdrawal does not wait for it: the node closes an edition itself.
+
+use metadata_common::addresses::{Connection, METADATA};
+use metadata_common::answer::PORT;
+use metadata_common::mac::Mac;
+use metadata_common::maps::{AnswerRecord, DATE_BYTES, DocumentKey, MAX_ANSWER_COUNTERS, Slot};
+use metadata_content::http::date::{self, Persistence};
+use metadata_content::http::parse::{FIELD_COUNT_MAX, RequestHead};
+use metadata_content::http::target::normalise;
+use metadata_content::http::{Method, Request, Response, StatusCode};
+use metadata_content::on_demand::OnDemand;
+use metadata_content::store::{Datasource, Responses, SlotState};
+use metadata_datapath::afxdp::AllSentTable;
+use metadata_steer::{DocumentTable, Editions, KernelResponse, SteerError};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+use tracing::warn;
+
+use crate::service::audit::{AuditEntry, RequestPath, Tape};
+use crate::service::{ReportedRequest, RequestForm, RequestReports, WorkerCounts, is_plain};
+
+/// Limit on learned requests. The one with the fewest recent answers makes room for another.
+pub(crate) const LEARNED: usize = 256;
+
+/// Limit on requests that one VM has sent so far. The oldest makes room for another.
+pub(crate) const CANDIDATES: usize = 1_024;
+
+/// Limit on slots that are published before reports are read again.
+const SLOTS_AT_ONCE: usize = 64;
+
+/// How long a learned request is kept whatever others come.
+const KEPT_FOR: Duration = Duration::from_secs(60);
+
+/// Longest pause while anything is published or recorded.
+const TICK: Duration = Duration::from_millis(50);
+
+/// How long the kernel may send a value of `Date`. An agent that ends without a farewell is answered for as long.
+pub(crate) const DATE_VALID: Duration = Duration::from_secs(3);
+
+/// Interval at which connections of guests that went away are freed.
+const FREE_EVERY: Duration = Duration::from_secs(10);
+
+/// The guests' MACs.
+type SlotMacs = Arc<Mutex<HashMap<Slot, Mac>>>;
+
+/// The node's side: withdraws what the kernel serves.
+pub(crate) struct DocumentPublisher {
+    editions: Editions,
+    reports: Arc<RequestReports>,
+    macs: SlotMacs,
+    end: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl DocumentPublisher {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub(crate) fn start(
+        table: DocumentTable,
+        sources: DocumentSources,
+        reports: Arc<RequestReports>,
+    ) -> io::Result<Self> {
+        let (editions, end) = (table.editions().clone(), Arc::new(AtomicBool::new(false)));
+        let (its_reports, its_end) = (Arc::clone(&reports), Arc::clone(&end));
+        let macs = SlotMacs::default();
+        let its_macs = Arc::clone(&macs);
+        let thread = thread::Builder::new().name("imds-documents".into()).spawn(move || {
+            its_reports.publish_here();
+            PublisherThread::new(table, sources, its_reports, its_macs).run(&its_end);
+        })?;
+        Ok(Self { editions, reports, macs, end, thread: Some(thread) })
+    }
+
+    /// Changes what a slot serves by `change`, and sets the MAC of its guest. The kernel answers nothing of the slot from before the change until the
+    /// new documents are published.
+    pub(crate) fn replace<T>(&self, slot: Slot, mac: Option<Mac>, change: impl FnOnce() -> T) -> T {
+        self.close(slot);
+        let outcome = change();
+        if let Some(mac) = mac {
+            self.macs.lock().unwrap_or_else(PoisonError::into_inner).insert(slot, mac);
+        }
+        // The publisher may have opened an edition meanwhile, of what was in force before.
+        self.close(slot);
+        self.reports.mark(slot);
+        outcome
+    }
+
+    fn close(&self, slot: Slot) {
+        if let Err(error) = self.editions.close(slot) {
+            // Nothing of a slot may be served that is not in force. Without the thread the date expires.
+            warn!("the kernel answers no more requests, workers do: {error}");
+            self.end.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for DocumentPublisher {
+    fn drop(&mut self) {
+        self.end.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // The panic hook has already reported a panic of the thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread reads and where it counts.
+pub(crate) struct DocumentSources {
+    pub(crate) content: Arc<OnDemand>,
+    pub(crate) connections: AllSentTable,
+    pub(crate) counts: Arc<WorkerCounts>,
+    pub(crate) tape: Option<Arc<Tape>>,
+}
+
+/// A request whose answers are published.
+struct LearnedRequest {
+    report: ReportedRequest,
+    since: Instant,
+    /// Its place among all that were learned.
+    number: u64,
+    /// Answers by the kernel, of which older ones count less.
+    recent: u64,
+}
+
+/// A counter of the kernel.
+struct AnswerCounter {
+    form: Arc<RequestForm>,
+    datasource: Datasource,
+    status: StatusCode,
+    counted: u64,
+}
+
+/// What is published for a slot.
+struct PublishedSlot {
+    responses: Arc<Responses>,
+    edition: u32,
+    /// The number of the last learned request that was considered.
+    learned: u64,
+    documents: Vec<DocumentKey>,
+    bodies: Vec<Arc<PublishedBody>>,
+}
+
+/// A response in the kernel's table; equal ones share it.
+#[derive(Debug)]
+struct PublishedBody {
+    number: u64,
+}
+
+struct PublisherThread {
+    table: DocumentTable,
+    sources: DocumentSources,
+    reports: Arc<RequestReports>,
+    macs: SlotMacs,
+    /// Requests that one slot has sent, oldest first.
+    candidates: VecDeque<ReportedRequest>,
+    learned: HashMap<u64, LearnedRequest>,
+    /// Increases with each learned request.
+    learned_count: u64,
+    counters: Vec<AnswerCounter>,
+    slots: HashMap<Slot, PublishedSlot>,
+    /// Published slots, in the order in which they were published. Some are there twice.
+    order: VecDeque<Slot>,
+    /// Slots to publish, each once.
+    waiting: VecDeque<Slot>,
+    is_waiting: HashSet<Slot>,
+    bodies: HashMap<KernelResponse, Arc<PublishedBody>>,
+    bodies_made: u64,
+    /// What to remove from the kernel's tables.
+    retired: (Vec<DocumentKey>, Vec<Arc<PublishedBody>>),
+    /// The second of `Date`, and whether answers are recorded.
+    date: (u64, bool),
+    counted_at: u64,
+    freed_at: Instant,
+    is_failing: bool,
+}
+
+impl PublisherThread {
+    fn new(
+        table: DocumentTable,
+        sources: DocumentSources,
+        reports: Arc<RequestReports>,
+        macs: SlotMacs,
+    ) -> Self {
+        Self {
+            table,
+            sources,
+            reports,
+            macs,
+            candidates: VecDeque::new(),
+            learned: HashMap::new(),
+            learned_count: 0,
+            counters: Vec::new(),
+            slots: HashMap::new(),
+            order: VecDeque::new(),
+            waiting: VecDeque::new(),
+            is_waiting: HashSet::new(),
+            bodies: HashMap::new(),
+            bodies_made: 0,
+            retired: Default::default(),
+            date: (0, false),
+            counted_at: 0,
+            freed_at: Instant::now(),
+            is_failing: false,
+        }
+    }
+
+    fn run(mut self, end: &AtomicBool) {
+        while !end.load(Ordering::Relaxed) {
+            self.read_reports();
+            self.publish_waiting();
+            let outcome = self.remove_retired().and_then(|()| self.renew_date());
+            self.warn_of(outcome);
+            self.count();
+            self.record();
+            self.free_idle();
+            if !self.waiting.is_empty() {
+                continue;
+            }
+            let pause = match (self.slots.is_empty(), self.date.1) {
+                (true, false) => Duration::MAX,
+                (false, false) => until_next_second(),
+                (_, true) => TICK.min(until_next_second()),
+            };
+            self.reports.falls_asleep();
+            if !self.reports.has_reports() && !end.load(Ordering::SeqCst) {
+                if pause == Duration::MAX { thread::park() } else { thread::park_timeout(pause) }
+            }
+        }
+        // The next agent's programs replace ours. Until then, workers answer.
+        let outcome = self.table.set_date([0; DATE_BYTES], 0, false);
+        self.warn_of(outcome);
+    }
+
+    fn warn_of(&mut self, outcome: Result<(), SteerError>) {
+        match outcome {
+            Ok(()) => self.is_failing = false,
+            Err(error) if !self.is_failing => {
+                self.is_failing = true;
+                warn!("answers are not published to the kernel, workers give them: {error}");
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn read_reports(&mut self) {
+        let before = self.learned_count;
+        while let Some(report) = self.reports.next() {
+            self.consider(report);
+        }
+        for slot in self.reports.marked() {
+            self.enqueue(slot);
+        }
+        if self.learned_count != before {
+            let slots: Vec<Slot> = self.slots.keys().copied().collect();
+            slots.into_iter().for_each(|slot| self.enqueue(slot));
+        }
+    }
+
+    fn enqueue(&mut self, slot: Slot) {
+        if self.is_waiting.insert(slot) {
+            self.waiting.push_back(slot);
+        }
+    }
+
+    /// Learns a request that two slots have sent.
+    fn consider(&mut self, report: ReportedRequest) {
+        let slot = report.slot;
+        if self.learned.contains_key(&report.form.hash) {
+            return self.enqueue(slot);
+        }
+        match self.candidates.iter().position(|known| known.form.hash == report.form.hash) {
+            None => {
+                if self.candidates.len() >= CANDIDATES {
+                    self.candidates.pop_front();
+                }
+                self.candidates.push_back(report);
+            }
+            Some(at) if self.candidates[at].slot != slot => {
+                if let Some(first) = self.candidates.remove(at)
+                    && self.has_room_to_learn()
+                {
+                    self.learn(report);
+                    self.enqueue(first.slot);
+                    self.enqueue(slot);
+                }
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn has_room_to_learn(&mut self) -> bool {
+        if self.learned.len() < LEARNED {
+            return true;
+        }
+        let old = self.learned.values().filter(|learned| learned.since.elapsed() > KEPT_FOR);
+        let Some(least) = old.min_by_key(|learned| learned.recent).map(|learned| learned.report.form.hash)
+        else {
+            return false;
+        };
+        // Its documents stay until their editions end. They are still the right answers.
+        self.learned.remove(&least);
+        self.reports.is_forgotten(least);
+        true
+    }
+
+    fn learn(&mut self, report: ReportedRequest) {
+        self.learned_count += 1;
+        let (since, number) = (Instant::now(), self.learned_count);
+        self.reports.is_learned(report.form.hash);
+        self.learned.insert(report.form.hash, LearnedRequest { report, since, number, recent: 0 });
+    }
+
+    fn publish_waiting(&mut self) {
+        let end = self.waiting.len().min(SLOTS_AT_ONCE);
+        let slots: Vec<Slot> = self.waiting.drain(..end).collect();
+        for slot in slots {
+            self.is_waiting.remove(&slot);
+            let outcome = self.publish(slot);
+            self.warn_of(outcome);
+        }
+    }
+
+    /// Publishes what is in force for a slot, unless that is done.
+    fn publish(&mut self, slot: Slot) -> Result<(), SteerError> {
+        let editions = self.table.editions().clone();
+        let edition = editions.get(slot);
+        let SlotState::Ready(responses) = self.sources.content.store().get(slot) else {
+            self.retire(slot);
+            self.macs.lock().unwrap_or_else(PoisonError::into_inner).remove(&slot);
+            return Ok(());
+        };
+        if let Some(published) = self.slots.get(&slot)
+            && published.edition == edition
+            && Arc::ptr_eq(&published.responses, &responses)
+            && published.learned == self.learned_count
+        {
+            return Ok(());
+        }
+        let is_open = self.slots.get(&slot).is_some_and(|published| published.edition == edition);
+        if !is_open {
+            self.retire(slot);
+        }
+        // The node alone ends the editions of its records, and an edition that nobody published stays closed.
+        let closed = if is_open {
+            None
+        } else if edition & 1 == 0 {
+            Some(edition)
+        } else {
+            return Ok(());
+        };
+        let edition = edition | 1;
+        self.slots.entry(slot).or_insert_with(|| PublishedSlot {
+            responses: Arc::clone(&responses),
+            edition,
+            learned: 0,
+            documents: Vec::new(),
+            bodies: Vec::new(),
+        });
+        let limit = (responses.limit().per_second, responses.limit().burst);
+        let outcome = self.add_documents(slot, edition, &responses);
+        if let Some(published) = self.slots.get_mut(&slot) {
+            published.responses = responses;
+            published.learned = if outcome.is_ok() { self.learned_count } else { 0 };
+        }
+        if let Some(closed) = closed {
+            self.order.push_back(slot);
+            if !editions.open(slot, closed, limit)? {
+                self.retire(slot);
+            }
+        }
+        outcome
+    }
+
+    fn add_documents(&mut self, slot: Slot, edition: u32, responses: &Responses) -> Result<(), SteerError> {
+        let Some(published) = self.slots.get(&slot) else { return Ok(()) };
+        let is_same = std::ptr::eq(&*published.responses, responses);
+        let known: HashSet<u64> = published.documents.iter().map(|key| key.request).collect();
+        let since = if is_same { published.learned } else { 0 };
+        let mac = self.macs.lock().unwrap_or_else(PoisonError::into_inner).get(&slot).copied();
+        let new = self.learned.values().filter(|learned| learned.number > since);
+        let requests = new.filter_map(|learned| {
+            let request = learned.report.form.request_of(mac.unwrap_or(Mac([0; 6])));
+            let own = self.table.hash(&request).filter(|own| !known.contains(own))?;
+            Some((Arc::clone(&learned.report.form), request, own))
+        });
+        let missing: Vec<_> = requests.collect();
+        for (request_form, request, own) in missing {
+            let Some((response, datasource)) = answer(slot, &request, responses) else { continue };
+            let Some(form) = kernel_response(&response) else { continue };
+            let Some(counter) = self.counter(request_form, datasource, response.status()) else {
+                let is_learned = |counter: &AnswerCounter| self.learned.contains_key(&counter.form.hash);
+                if self.counters.iter().all(is_learned) {
+                    continue;
+                }
+                return self.begin_anew();
+            };
+            let body = match self.body(form.clone()) {
+                Ok(body) => body,
+                Err(error) => {
+                    self.make_room(slot);
+                    return Err(error);
+                }
+            };
+            let key = DocumentKey { slot, edition, request: own };
+            if let Err(error) = self.table.add(key, body.number, &form, counter) {
+                self.make_room(slot);
+                return Err(error);
+            }
+            if let Some(published) = self.slots.get_mut(&slot) {
+                published.documents.push(key);
+                published.bodies.push(body);
+            }
+        }
+        Ok(())
+    }
+
+    /// The body of a response, which is added to the kernel's table unless an equal one is there.
+    fn body(&mut self, response: KernelResponse) -> Result<Arc<PublishedBody>, SteerError> {
+        if let Some(body) = self.bodies.get(&response) {
+            return Ok(Arc::clone(body));
+        }
+        let number = self.bodies_made;
+        self.bodies_made += 1;
+        self.table.add_body(number, &response)?;
+        let body = Arc::new(PublishedBody { number });
+        self.bodies.insert(response, Arc::clone(&body));
+        Ok(body)
+    }
+
+    fn counter(&mut self, form: Arc<RequestForm>, datasource: Datasource, status: StatusCode) -> Option<u16> {
+        let is_it = |counter: &AnswerCounter| {
+            (counter.form.hash, counter.datasource, counter.status) == (form.hash, datasource, status)
+        };
+        let at = self.counters.iter().position(is_it).or_else(|| {
+            let has_room = self.counters.len() < MAX_ANSWER_COUNTERS as usize;
+            has_room.then(|| {
+                let at = self.counters.len();
+                // The kernel's counter may have counted for another request.
+                let counted = u16::try_from(at).ok().and_then(|at| self.table.count(at).ok()).unwrap_or(0);
+                self.counters.push(AnswerCounter { form, datasource, status, counted });
+                at
+            })
+        })?;
+        u16::try_from(at).ok()
+    }
+
+    /// Withdraws everything and publishes it again, because counters of requests that were forgotten take all the room.
+    fn begin_anew(&mut self) -> Result<(), SteerError> {
+        let slots: Vec<Slot> = self.slots.keys().copied().collect();
+        for slot in slots {
+            self.table.editions().close(slot)?;
+            self.retire(slot);
+            self.enqueue(slot);
+        }
+        self.remove_retired()?;
+        self.add_counts();
+        self.counters.clear();
+        Ok(())
+    }
+
+    /// Retires the slots that were published first, after a table was full.
+    fn make_room(&mut self, besides: Slot) {
+        for _ in 0..SLOTS_AT_ONCE {
+            let Some(slot) = self.order.pop_front() else { return };
+            if slot == besides {
+                self.order.push_back(slot);
+                continue;
+            }
+            if let Err(error) = self.table.editions().close(slot) {
+                return self.warn_of(Err(error));
+            }
+            self.retire(slot);
+        }
+    }
+
+    /// Forgets what is published for a slot whose edition is closed.
+    fn retire(&mut self, slot: Slot) {
+        if let Some(published) = self.slots.remove(&slot) {
+            self.retired.0.extend(published.documents);
+            self.retired.1.extend(published.bodies);
+        }
+    }
+
+    fn remove_retired(&mut self) -> Result<(), SteerError> {
+        if self.retired.0.is_empty() && self.retired.1.is_empty() {
+            return Ok(());
+        }
+        let (documents, bodies) = std::mem::take(&mut self.retired);
+        drop(bodies);
+        let mut unused = Vec::new();
+        self.bodies.retain(|_, body| {
+            let is_used = Arc::strong_count(body) > 1;
+            if !is_used {
+                unused.push(body.number);
+            }
+            is_used
+        });
+        self.order.retain(|slot| self.slots.contains_key(slot));
+        self.table.remove(&documents, &unused)
+    }
+
+    fn renew_date(&mut self) -> Result<(), SteerError> {
+        let records = self.sources.tape.as_ref().is_some_and(|tape| tape.is_on());
+        let unix = unix_seconds();
+        if self.slots.is_empty() && !self.date.1 || self.date == (unix, records) {
+            return Ok(());
+        }
+        let tail = date::tail(unix, Persistence::Implied);
+        let text = tail.get(DATE_AT..DATE_AT + DATE_BYTES).and_then(|text| text.try_into().ok());
+        let until = now_ns() + DATE_VALID.as_nanos() as u64;
+        self.table.set_date(text.unwrap_or([b' '; DATE_BYTES]), until, records)?;
+        self.date = (unix, records);
+        Ok(())
+    }
+
+    /// Adds the kernel's counts to those of the service, once a second.
+    fn count(&mut self) {
+        if self.counted_at == self.date.0 {
+            return;
+        }
+        self.counted_at = self.date.0;
+        self.add_counts();
+    }
+
+    fn add_counts(&mut self) {
+        for (counter, at) in self.counters.iter_mut().zip(0..) {
+            let Ok(count) = self.table.count(at) else { continue };
+            let more = count.wrapping_sub(counter.counted);
+            counter.counted = count;
+            self.sources.counts.answered_elsewhere(counter.datasource, counter.status, more);
+            if let Some(learned) = self.learned.get_mut(&counter.form.hash) {
+                learned.recent = learned.recent - learned.recent / 16 + more;
+            }
+        }
+    }
+
+    /// Writes down what the kernel has recorded.
+    fn record(&mut self) {
+        let Some(tape) = &self.sources.tape else { return };
+        let unix = unix_seconds();
+        let macs = self.macs.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(record) = self.table.next_record() {
+            let AnswerRecord { slot, counter, content, guest, port, .. } = record;
+            let Some(counter) = self.counters.get(usize::from(counter)) else { continue };
+            let remote = (IpAddr::V4(Ipv4Addr::from(guest)), u16::from_be_bytes(port));
+            tape.note(AuditEntry {
+                method: Method::Get,
+                path: path_of(&counter.form.request_of(macs.get(&slot).copied().unwrap_or(Mac([0; 6])))),
+                datasource: counter.datasource,
+                status: counter.status,
+                bytes: content.into(),
+                responses: self.slots.get(&slot).map(|published| Arc::clone(&published.responses)),
+                ..AuditEntry::of(&Connection { slot, local: LOCAL, remote }, unix)
+            });
+        }
+        tape.turned(Duration::ZERO);
+    }
+
+    fn free_idle(&mut self) {
+        if self.freed_at.elapsed() >= FREE_EVERY {
+            self.freed_at = Instant::now();
+            self.sources.connections.free_idle(now_ns());
+        }
+    }
+}
+
+const LOCAL: (IpAddr, u16) = (IpAddr::V4(METADATA), PORT);
+
+/// Offset of the value in a `Date` field.
+const DATE_AT: usize = "Date: ".len();
+
+/// The path of a request.
+fn path_of(request: &[u8]) -> RequestPath {
+    let target = request.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
+    RequestPath::of(&String::from_utf8_lossy(target))
+}
+
+/// The slot's answer to a request, if every equal request gets it.
+fn answer(slot: Slot, request: &[u8], responses: &Responses) -> Option<(Response, Datasource)> {
+    let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
+    let head = RequestHead::parse(request, &mut fields).ok()?;
+    let normal = normalise(head.target).ok()?;
+    let request = Request { method: head.method, target: normal.target(), headers: head.headers, body: &[] };
+    let connection = Connection { slot, local: LOCAL, remote: LOCAL };
+    OnDemand::lasting_answer(responses, &connection, &request).filter(|(response, _)| is_plain(response))
+}
+
+/// The response as the kernel sends it, without fields that nobody needs.
+fn kernel_response(response: &Response) -> Option<KernelResponse> {
+    const LEFT_OUT: [&[u8]; 2] = [b"Server: ", b"Accept-Ranges: "];
+    let lines = response.head().split_inclusive(|byte| *byte == b'\n');
+    let kept = lines.filter(|line| !LEFT_OUT.iter().any(|field| line.starts_with(field)));
+    let mut head = Vec::with_capacity(response.head().len());
+    kept.for_each(|line| head.extend_from_slice(line));
+    KernelResponse::new(&head, &response.body().to_bytes())
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+fn until_next_second() -> Duration {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Duration::from_nanos(1_000_000_000 - u64::from(since.subsec_nanos()))
+}
+
+/// The time of the kernel's programs.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}

@@ -1,0 +1,268 @@
+//! What workers see of requests, so that their answers can be published to the kernel.
+//!
+//! A worker reports a request that the kernel could have answered. The publisher learns it once a second VM has sent the
+//! same bytes, and then publishes the answer of every VM. From then on a worker only marks the VM, because its answer is
+//! not published.
+
+use crossbeam_queue::ArrayQueue;
+use metadata_common::addresses::{Connection, METADATA};
+use metadata_common::answer::PORT;
+use metadata_common::answer::request::hash_of;
+use metadata_common::cookie::CookieKey;
+use metadata_common::mac::Mac;
+use metadata_common::maps::{MAX_SLOTS, Slot};
+use metadata_content::http::parse::RequestHead;
+use metadata_content::http::{Method, Response};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::Thread;
+
+/// Limit on reported requests that wait for the publisher; further ones are reported when they are sent again.
+pub const REPORTS: usize = 256;
+
+/// Entries of the table of learned requests, a power of two. Two requests may share one; then both are reported again.
+const LEARNED_ENTRIES: usize = 1_024;
+
+/// Header fields on which no limit, token or state of the agent depends. The answer may depend on their values, and a
+/// published answer is that to a request of the same bytes.
+const PLAIN_FIELDS: [&str; 7] =
+    ["host", "user-agent", "accept", "accept-encoding", "connection", "metadata", "metadata-flavor"];
+
+/// A request that a worker has answered.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ReportedRequest {
+    /// The slot that sent it.
+    pub slot: Slot,
+    /// Its form.
+    pub form: Arc<RequestForm>,
+}
+
+/// What the requests of several VMs have in common: all bytes, except for a MAC in EC2's tree.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RequestForm {
+    /// The hash of the bytes.
+    pub hash: u64,
+    /// The bytes, with zeros in place of the MAC.
+    bytes: Box<[u8]>,
+    /// The offset of the MAC's text.
+    mac_at: Option<usize>,
+}
+
+/// What precedes a MAC in EC2's tree.
+const MACS: &[u8] = b"/macs/";
+/// Length of the text of a MAC.
+const MAC_LENGTH: usize = 17;
+
+impl RequestForm {
+    fn of(request: &[u8], key: &CookieKey) -> Option<Self> {
+        let line = request.iter().position(|byte| *byte == b'\r')?;
+        let macs = request[..line].windows(MACS.len()).position(|part| part == MACS);
+        let mac_at = macs.map(|at| at + MACS.len()).filter(|at| {
+            let text = request[..line].get(*at..at + MAC_LENGTH);
+            text.and_then(|text| std::str::from_utf8(text).ok())
+                .is_some_and(|text| text.parse::<Mac>().is_ok())
+        });
+        let mut bytes: Box<[u8]> = request.into();
+        if let Some(at) = mac_at {
+            bytes[at..at + MAC_LENGTH].fill(0);
+        }
+        Some(Self { hash: hash_of(&bytes, key)?, bytes, mac_at })
+    }
+
+    /// The request of the VM with this MAC.
+    #[must_use]
+    pub fn request_of(&self, mac: Mac) -> Vec<u8> {
+        let mut request = self.bytes.to_vec();
+        if let Some(at) = self.mac_at {
+            request[at..at + MAC_LENGTH].copy_from_slice(mac.to_string().as_bytes());
+        }
+        request
+    }
+}
+
+impl fmt::Debug for ReportedRequest {
+    /// Omits the bytes, which the guest chose.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReportedRequest").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
+/// Shared by the workers and the publisher. No method waits.
+pub struct RequestReports {
+    key: CookieKey,
+    reports: ArrayQueue<ReportedRequest>,
+    /// Hashes of learned requests, by their low bits.
+    learned: Box<[AtomicU64]>,
+    /// A bit for each slot whose answers should be published.
+    marked: Box<[AtomicU64]>,
+    is_asleep: AtomicBool,
+    publisher: std::sync::OnceLock<Thread>,
+}
+
+impl fmt::Debug for RequestReports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestReports").field("waiting", &self.reports.len()).finish_non_exhaustive()
+    }
+}
+
+impl RequestReports {
+    /// Makes an empty table for the kernel's key.
+    #[must_use]
+    pub fn new(key: CookieKey) -> Self {
+        let zeroes = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
+        Self {
+            key,
+            reports: ArrayQueue::new(REPORTS),
+            learned: zeroes(LEARNED_ENTRIES),
+            marked: zeroes(MAX_SLOTS as usize / 64),
+            is_asleep: AtomicBool::new(false),
+            publisher: std::sync::OnceLock::new(),
+        }
+    }
+
+    /// Reports a request that a worker has answered, if the kernel could have answered it.
+    pub(super) fn report(
+        &self,
+        connection: &Connection,
+        head: &RequestHead<'_>,
+        bytes: &[u8],
+        response: &Response,
+    ) {
+        let is_eligible = head.method == Method::Get
+            && head.is_1_1
+            && head.keeps_alive()
+            && connection.local == (IpAddr::V4(METADATA), PORT)
+            && is_plain(response);
+        if !is_eligible {
+            return;
+        }
+        let Some(form) = RequestForm::of(bytes, &self.key) else { return };
+        if self.entry(form.hash).load(Ordering::Relaxed) == form.hash {
+            return self.mark(connection.slot);
+        }
+        let is_plain = |name: &str| PLAIN_FIELDS.iter().any(|plain| name.eq_ignore_ascii_case(plain));
+        if head.headers.iter().all(|(name, _)| is_plain(name))
+            && self.reports.push(ReportedRequest { slot: connection.slot, form: Arc::new(form) }).is_ok()
+        {
+            self.wake();
+        }
+    }
+
+    /// Asks the publisher to publish the answers of a slot.
+    pub fn mark(&self, slot: Slot) {
+        let Some(word) = self.marked.get(slot as usize / 64) else { return };
+        let bit = 1 << (slot % 64);
+        if word.fetch_or(bit, Ordering::Release) & bit == 0 {
+            self.wake();
+        }
+    }
+
+    /// Wakes the publisher unless it runs anyway.
+    fn wake(&self) {
+        if self.is_asleep.swap(false, Ordering::AcqRel)
+            && let Some(publisher) = self.publisher.get()
+        {
+            publisher.unpark();
+        }
+    }
+
+    fn entry(&self, hash: u64) -> &AtomicU64 {
+        &self.learned[hash as usize % LEARNED_ENTRIES]
+    }
+}
+
+/// The publisher's side.
+impl RequestReports {
+    /// Makes the calling thread the publisher.
+    pub fn publish_here(&self) {
+        let _ = self.publisher.set(std::thread::current());
+    }
+
+    /// The next reported request.
+    pub fn next(&self) -> Option<ReportedRequest> {
+        self.reports.pop()
+    }
+
+    /// Tells the workers that a request is learned.
+    pub fn is_learned(&self, hash: u64) {
+        self.entry(hash).store(hash, Ordering::Relaxed);
+    }
+
+    /// Tells the workers that a request is no longer learned.
+    pub fn is_forgotten(&self, hash: u64) {
+        let _ = self.entry(hash).compare_exchange(hash, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Takes the marked slots.
+    pub fn marked(&self) -> Vec<Slot> {
+        let words = (0..).step_by(64).zip(&*self.marked);
+        let marked = words.filter(|(_, word)| word.load(Ordering::Relaxed) != 0);
+        let slots = |(first, word): (Slot, &AtomicU64)| {
+            let bits = word.swap(0, Ordering::Acquire);
+            (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| first + bit)
+        };
+        marked.flat_map(slots).collect()
+    }
+
+    /// Says that the publisher is about to sleep. Reports and marks that come later wake it.
+    pub fn falls_asleep(&self) {
+        self.is_asleep.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns whether there is a report.
+    #[must_use]
+    pub fn has_reports(&self) -> bool {
+        !self.reports.is_empty() || self.marked.iter().any(|word| word.load(Ordering::SeqCst) != 0)
+    }
+}
+
+/// Returns whether the response needs nothing of the connection that sends it.
+pub(crate) fn is_plain(response: &Response) -> bool {
+    !response.closes() && response.hop_limit().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LEARNED_ENTRIES, RequestForm, RequestReports};
+    use metadata_common::cookie::CookieKey;
+    use metadata_common::maps::MAX_SLOTS;
+
+    #[test]
+    fn marked_slots_are_taken_once_and_others_are_ignored() {
+        let reports = RequestReports::new(CookieKey([1, 2]));
+        for slot in [0, 63, 64, MAX_SLOTS - 1, 64, MAX_SLOTS, u32::MAX] {
+            reports.mark(slot);
+        }
+        assert!(reports.has_reports());
+        assert_eq!(reports.marked(), [0, 63, 64, MAX_SLOTS - 1]);
+        assert_eq!((reports.marked(), reports.has_reports()), (vec![], false));
+    }
+
+    #[test]
+    fn requests_that_differ_in_a_mac_of_ec2s_tree_have_one_form() {
+        let (key, macs) = (CookieKey([1, 2]), ["52:54:00:00:00:01", "52:54:00:00:00:02"]);
+        let request = |mac: &str| {
+            format!("GET /latest/meta-data/network/interfaces/macs/{mac}/mac HTTP/1.1\r\nHost: a\r\n\r\n")
+                .into_bytes()
+        };
+        let [first, second] = macs.map(|mac| RequestForm::of(&request(mac), &key).expect("a form"));
+        assert!(first == second);
+        assert_eq!(first.request_of(macs[0].parse().expect("a MAC")), request(macs[0]));
+        for other in ["52:54:00:00:00:0g", "", "52:54:00:00:00:01 HTTP/1.1\r\nUser-Agent: /macs/x"] {
+            let form = RequestForm::of(&request(other), &key).expect("a form");
+            assert!(form != first, "{other}");
+        }
+    }
+
+    #[test]
+    fn forgetting_a_request_leaves_another_one_of_its_entry() {
+        let reports = RequestReports::new(CookieKey([1, 2]));
+        let (first, second) = (5, 5 + LEARNED_ENTRIES as u64);
+        reports.is_learned(first);
+        reports.is_learned(second);
+        reports.is_forgotten(first);
+        assert_eq!(reports.entry(first).load(std::sync::atomic::Ordering::Relaxed), second);
+    }
+}

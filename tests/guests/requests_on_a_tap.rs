@@ -1,0 +1,349 @@
+//! The kernel answers a request that workers have answered for two other VMs, and answers it as they do.
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+use std::net::IpAddr;
+use std::time::Duration;
+use support::agent::{Agent, PortArgument};
+use support::answers::{self, PATHS};
+use support::bpffs::Bpffs;
+use support::eventually::eventually;
+use support::guest::METADATA;
+use support::host::Host;
+use support::raw::Segment;
+use support::record::{Identity, replace};
+use support::station::{Station, Talk, answer};
+use support::tap::Shape;
+use support::{agent, privileged};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const TO: (IpAddr, u16) = (IpAddr::V4(METADATA), 80);
+/// Two guests from which the agent learns, and a third.
+const GUESTS: u16 = 3;
+/// The number of the third guest.
+const THIRD: usize = 2;
+
+/// A node whose kernel may answer requests.
+struct Node {
+    host: Host,
+    bpffs: Bpffs,
+    records: tempfile::TempDir,
+    identities: Vec<Identity>,
+    stations: Vec<Station>,
+}
+
+impl Node {
+    fn new(shape: Shape) -> Self {
+        let (host, records) = (Host::new().expect("a host"), tempfile::tempdir().expect("a directory"));
+        let bpffs = Bpffs::mount().expect("a bpffs");
+        let identities: Vec<_> = (0..GUESTS).map(Identity::of).collect();
+        let station = |identity: &Identity| {
+            identity.write(records.path(), 1).expect("a record");
+            let tap = host.tap(identity, shape).expect("a tap");
+            Station::new(tap, identity.mac, identity.address)
+        };
+        let stations = identities.iter().map(station).collect();
+        Self { host, bpffs, records, identities, stations }
+    }
+
+    fn agent(&self, config: &str) -> Agent<'_> {
+        self.agent_with(&format!("answer_requests_in_kernel: true\n{config}"), &[])
+    }
+
+    fn agent_with(&self, config: &str, more: &[&str]) -> Agent<'_> {
+        let file = self.records.path().join("agent.conf");
+        std::fs::write(&file, config).expect("a file");
+        let named = |identity: &Identity| PortArgument::new(Host::tap_name(identity), identity.mac);
+        let ports: Vec<_> = self.identities.iter().map(named).collect();
+        let mut words = agent::arguments_with_pins(self.records.path(), &ports, &self.bpffs.pins());
+        words.extend(["--config".into(), file.into()]);
+        words.extend(more.iter().map(Into::into));
+        Agent::start_binary(&agent::binary().expect("it is built"), self.host.ns(), words).expect("an agent")
+    }
+
+    /// Replaces a record by one with a change.
+    fn write(&self, number: usize, change: impl FnOnce(&mut Value)) {
+        let identity = &self.identities[number];
+        let mut record: Value = serde_json::from_str(&identity.record(2)).expect("JSON");
+        change(&mut record);
+        replace(&identity.path(self.records.path()), &record.to_string()).expect("a record");
+    }
+}
+
+/// A request as most clients send it. The connection stays open.
+fn request(path: &str) -> Vec<u8> {
+    let fields =
+        "Host: 169.254.169.254\r\nUser-Agent: Cloud-Init/25.1\r\nAccept: */*\r\nConnection: keep-alive";
+    format!("GET {path} HTTP/1.1\r\n{fields}\r\n\r\n").into_bytes()
+}
+
+/// The whole answer at the start of these bytes; `None` while it is incomplete.
+fn complete(received: &[u8]) -> Option<(u16, Vec<u8>)> {
+    let (status, content) = answer(received).ok()?;
+    let head = String::from_utf8_lossy(received);
+    let length: usize = head.lines().find_map(|line| line.strip_prefix("Content-Length: "))?.parse().ok()?;
+    (content.len() >= length).then_some((status, content))
+}
+
+/// Sends one more request on an open connection.
+fn ask_again(station: &mut Station, talk: &mut Talk, path: &str) -> Result<(u16, Vec<u8>)> {
+    talk.received.clear();
+    let said = talk.transmit(&request(path));
+    station.until(talk, &said, |talk| complete(&talk.received).is_some())?;
+    let answer = complete(&talk.received);
+    Ok(answer.expect("it is complete"))
+}
+
+/// Sends one request on a new connection, and closes it.
+fn ask(station: &mut Station, path: &str) -> Result<(u16, Vec<u8>)> {
+    let mut talk = station.open(TO)?;
+    let answer = ask_again(station, &mut talk, path)?;
+    let fin = talk.finish();
+    station.until(&mut talk, &[fin], |talk| talk.ended)?;
+    Ok(answer)
+}
+
+fn by_kernel(agent: &Agent<'_>) -> u64 {
+    agent.metrics().and_then(|metrics| metrics.frames("answer_request")).expect("a counter")
+}
+
+/// Asks until the kernel answers.
+fn until_the_kernel_answers(agent: &Agent<'_>, station: &mut Station, path: &str) -> (u16, Vec<u8>) {
+    let answer = eventually(PATIENCE, || {
+        let before = by_kernel(agent);
+        let answer = ask(station, path)?;
+        ensure!(by_kernel(agent) > before, "a worker has answered {path}");
+        Ok(answer)
+    });
+    answer.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()))
+}
+
+/// A node, an agent that has learned what guests ask, and the third guest, which the kernel answers.
+fn taught(config: &str, shape: Shape, test: impl FnOnce(&Node, &Agent<'_>, &mut Station)) {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::new(shape);
+    let mut third = node.stations.pop().expect("three stations");
+    let mut first: Vec<_> = node.stations.drain(..).collect();
+    let agent = node.agent(config);
+    for station in &mut first {
+        for path in PATHS {
+            ask(station, path).expect("an answer");
+        }
+    }
+    until_the_kernel_answers(&agent, &mut third, PATHS[0]);
+    test(&node, &agent, &mut third);
+}
+
+#[test]
+fn the_kernel_answers_a_third_vm_from_its_own_record() {
+    for shape in [Shape::default(), Shape::virtio(), Shape { queues: 2, vnet_hdr: true }] {
+        taught("", shape, |node, agent, station| {
+            for path in PATHS {
+                let (status, content) = until_the_kernel_answers(agent, station, path);
+                answers::check(&node.identities[THIRD], path, status, &content).expect("its own record");
+            }
+            let before = by_kernel(agent);
+            let (status, _) = ask(station, "/v1/nothing").expect("an answer");
+            assert_eq!((status, by_kernel(agent)), (404, before), "nobody else has asked for it");
+        });
+    }
+}
+
+#[test]
+fn without_the_setting_workers_answer_every_request() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::new(Shape::default());
+    let mut stations = std::mem::take(&mut node.stations);
+    let agent = node.agent("answer_in_kernel: false\n");
+    for station in &mut stations {
+        ask(station, PATHS[0]).expect("an answer");
+    }
+    assert_eq!(by_kernel(&agent), 0);
+}
+
+#[test]
+fn a_changed_record_is_served_at_once_and_then_by_the_kernel() {
+    taught("", Shape::default(), |node, agent, station| {
+        for round in 0..5 {
+            let text = format!("#cloud-config\n# round {round}\n");
+            node.write(THIRD, |record| record["user_data"] = json!({ "text": text }));
+            let is_new = |content: &[u8]| content == text.as_bytes();
+            eventually(PATIENCE, || {
+                let (_, content) = ask(station, PATHS[1])?;
+                ensure!(is_new(&content), "the former record");
+                Ok(())
+            })
+            .expect("the new record");
+            let (_, content) = until_the_kernel_answers(agent, station, PATHS[1]);
+            assert!(is_new(&content), "a former record comes back");
+        }
+    });
+}
+
+/// Sends a request on a new connection. Returns the connection, the segment and the payload of the answer, which is not
+/// acknowledged.
+fn unacknowledged(station: &mut Station) -> (Talk, Segment, Vec<u8>) {
+    let mut talk = station.open(TO).expect("a connection");
+    let said = talk.transmit(&request(PATHS[1])).remove(0);
+    let answer = repeat(station, &mut talk, &said).expect("an answer");
+    (talk, said, answer)
+}
+
+/// Sends a segment, and returns the payload of the answer.
+fn repeat(station: &mut Station, talk: &mut Talk, said: &Segment) -> Result<Vec<u8>> {
+    station.drain()?;
+    station.transmit(said)?;
+    eventually(PATIENCE, || {
+        let replies = station.segments()?;
+        let reply = replies.iter().find(|reply| talk.is_theirs(reply) && !reply.payload.is_empty());
+        talk.reset |= replies.iter().any(|reply| talk.is_theirs(reply) && reply.flags.3);
+        ensure!(reply.is_some() || talk.reset, "no answer");
+        Ok(reply.map(|reply| reply.payload.clone()).unwrap_or_default())
+    })
+}
+
+#[test]
+fn a_repeated_request_gets_the_same_answer_and_after_a_change_a_reset() {
+    taught("", Shape::default(), |node, agent, station| {
+        until_the_kernel_answers(agent, station, PATHS[1]);
+        let before = by_kernel(agent);
+        let (mut talk, said, first) = unacknowledged(station);
+        let content = |answer: &[u8]| complete(answer).expect("a whole answer").1;
+        for _ in 0..3 {
+            let again = repeat(station, &mut talk, &said).expect("the answer again");
+            assert_eq!(content(&again), content(&first));
+        }
+        assert_eq!(by_kernel(agent), before + 4);
+        let text = "#cloud-config\n# longer than what the guest may have received\n";
+        node.write(THIRD, |record| record["user_data"] = json!({ "text": text }));
+        // Another connection shows when the change is in force.
+        eventually(PATIENCE, || {
+            ensure!(ask(station, PATHS[1])?.1 == text.as_bytes(), "the former record");
+            Ok(())
+        })
+        .expect("the new record");
+        let answer = repeat(station, &mut talk, &said).expect("a reset");
+        assert!(talk.reset && answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
+    });
+}
+
+#[test]
+fn a_worker_takes_the_connection_over_for_what_the_kernel_cannot_answer() {
+    taught("", Shape::default(), |node, agent, station| {
+        let own = &node.identities[THIRD];
+        until_the_kernel_answers(agent, station, PATHS[1]);
+        let mut talk = station.open(TO).expect("a connection");
+        for round in 0..3 {
+            let before = by_kernel(agent);
+            let (status, content) = ask_again(station, &mut talk, PATHS[0]).expect("an answer");
+            answers::check(own, PATHS[0], status, &content).expect("its own");
+            let expected = if round == 0 { before + 1 } else { before };
+            assert_eq!(by_kernel(agent), expected, "round {round}");
+            let (status, _) = ask_again(station, &mut talk, "/v1/nothing").expect("an answer");
+            assert_eq!(status, 404);
+        }
+        let fin = talk.finish();
+        station.until(&mut talk, &[fin], |talk| talk.ended).expect("an end");
+    });
+}
+
+#[test]
+fn a_connection_of_the_kernel_goes_on_at_the_next_agent() {
+    for next in ["answer_requests_in_kernel: true\n", ""] {
+        taught("", Shape::default(), |node, agent, station| {
+            until_the_kernel_answers(agent, station, PATHS[1]);
+            let mut talk = station.open(TO).expect("a connection");
+            let before = by_kernel(agent);
+            ask_again(station, &mut talk, PATHS[1]).expect("an answer");
+            assert_eq!(by_kernel(agent), before + 1);
+            let _next = node.agent_with(next, &["--takeover"]);
+            for path in PATHS {
+                let (status, content) = ask_again(station, &mut talk, path).expect("an answer");
+                answers::check(&node.identities[THIRD], path, status, &content).expect("its own");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_guest_that_begins_again_with_the_same_port_is_answered() {
+    taught("", Shape::default(), |_, agent, station| {
+        until_the_kernel_answers(agent, station, PATHS[1]);
+        let (abandoned, ..) = unacknowledged(station);
+        for _ in 0..3 {
+            let mut talk = Talk::new(abandoned.local, TO);
+            station.begin(&mut talk).expect("a connection");
+            let (status, _) = ask_again(station, &mut talk, PATHS[1]).expect("an answer");
+            assert_eq!(status, 200);
+        }
+    });
+}
+
+#[test]
+fn the_kernel_keeps_to_the_rate_of_a_vm() {
+    taught("", Shape::default(), |node, agent, station| {
+        let text = "#cloud-config\n# of a record with a limit\n";
+        node.write(THIRD, |record| {
+            record["user_data"] = json!({ "text": text });
+            record["serve"] = json!({ "limits": { "rps": 1, "burst": 20 } });
+        });
+        let until_it_is_new = || {
+            let before = by_kernel(agent);
+            let (_, content) = ask(station, PATHS[1])?;
+            ensure!(
+                content == text.as_bytes() && by_kernel(agent) > before,
+                "the former record, or a worker"
+            );
+            Ok(())
+        };
+        eventually(PATIENCE, until_it_is_new).expect("the kernel answers from the new record");
+        let before = by_kernel(agent);
+        for _ in 0..40 {
+            ask(station, PATHS[1]).expect("an answer, by the kernel or a worker");
+        }
+        let answered = by_kernel(agent) - before;
+        assert!((1..=22).contains(&answered), "{answered} of 40, with 20 at once and 1 a second");
+    });
+}
+
+#[test]
+fn answers_of_the_kernel_are_audited_and_counted_by_dialect() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let config = format!("audit: {{to: {:?}, sample: 1}}\n", file.path());
+    taught(&config, Shape::default(), |node, agent, station| {
+        let (by_kernel, own) = (by_kernel(agent), node.identities[THIRD].mac.to_string());
+        assert!(by_kernel > 0);
+        let asked = 5;
+        for _ in 0..asked {
+            until_the_kernel_answers(agent, station, PATHS[0]);
+        }
+        eventually(PATIENCE, || {
+            let text = std::fs::read_to_string(file.path())?;
+            let lines = text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+            let owns = lines.iter().filter(|line| line["mac"] == own.as_str() && line["path"] == PATHS[0]);
+            let lines: Vec<_> = owns.collect();
+            ensure!(lines.len() > asked, "{} lines", lines.len());
+            for line in lines {
+                ensure!(
+                    line["status"] == 200 && line["dialect"] == "nocloud" && line["method"] == "GET",
+                    "{line}"
+                );
+                ensure!(line["vm"] == node.identities[THIRD].instance_id.as_str(), "{line}");
+            }
+            Ok(())
+        })
+        .expect("a line for each answer");
+        eventually(PATIENCE, || {
+            let metrics = agent.metrics()?;
+            let counted = metrics.samples().iter().filter(|sample| sample.name == "xdp_imds_requests_total");
+            let counted: f64 = counted.map(|sample| sample.value).sum();
+            ensure!(counted >= (asked + 1 + 4) as f64, "{counted} answers");
+            Ok(())
+        })
+        .expect("they are counted");
+    });
+}
