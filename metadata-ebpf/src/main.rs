@@ -200,7 +200,8 @@ fn write_answer(context: &XdpContext, ingress: &Ingress) -> u64 {
     }
 }
 
-/// Makes the frame longer or shorter by this many bytes. Its content is then undefined, unless it fails.
+/// Changes the length of the frame by this many bytes; its content is then undefined. If it returns false, the frame is
+/// unchanged.
 #[inline(always)]
 fn resize(context: &XdpContext, delta: i32) -> bool {
     // SAFETY: the context belongs to this run; what is derived from it is not used after the call.

@@ -63,8 +63,8 @@ impl OnDemand {
         (outcome, datasource, responses)
     }
 
-    /// Returns the answer to a request, and its dialect, if equal requests get equal answers as long as the record does
-    /// not change. `None` if they may differ, or if a dialect that is not rendered might answer.
+    /// Returns the answer to a request and the dialect that gives it, if the record and the request alone decide them.
+    /// `None` if anything else does, or if a dialect that is not rendered might answer.
     #[must_use]
     pub fn lasting_answer(
         responses: &Responses,

@@ -32,7 +32,7 @@ pub const KEPT_SECONDS: u64 = 15;
 pub const UNCLAIMED_SECONDS: u64 = 2;
 /// How long a failure is kept, in seconds, so that all who wait for it get it and the next request asks anew.
 pub const FAILED_SECONDS: u64 = 1;
-/// Maximum number of answers of one VM that are kept or awaited. A guest's crawl of both trees takes about 60.
+/// Maximum number of answers that one VM may have stored or in flight. Reading both of Nova's trees takes about 60.
 pub const ANSWERS_PER_VM: usize = 128;
 /// Maximum bytes of the answers that are kept, of all VMs; tenants share them.
 pub const ANSWERS_BYTES: usize = 64 << 20;

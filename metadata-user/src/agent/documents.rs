@@ -36,19 +36,19 @@ use crate::service::{ReportedRequest, RequestForm, RequestReports, WorkerCounts,
 /// Limit on learned requests. The one with the fewest recent answers makes room for another.
 pub(crate) const LEARNED: usize = 256;
 
-/// Limit on requests that one VM has sent so far. The oldest makes room for another.
+/// Limit on requests that only one VM has sent yet. The oldest makes room for another.
 pub(crate) const CANDIDATES: usize = 1_024;
 
 /// Limit on slots that are published before reports are read again.
 const SLOTS_AT_ONCE: usize = 64;
 
-/// How long a learned request is kept whatever others come.
+/// How long a learned request is kept, whatever other requests come.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
 /// Longest pause while anything is published or recorded.
 const TICK: Duration = Duration::from_millis(50);
 
-/// How long the kernel may send a value of `Date`. An agent that ends without a farewell is answered for as long.
+/// How long the kernel may send a value of `Date`. After the agent was killed, it answers requests for as long.
 pub(crate) const DATE_VALID: Duration = Duration::from_secs(3);
 
 /// Interval at which connections of guests that went away are freed.
@@ -87,8 +87,8 @@ impl DocumentPublisher {
         Ok(Self { editions, reports, macs, end, thread: Some(thread) })
     }
 
-    /// Changes what a slot serves by `change`, and sets the MAC of its guest. The kernel answers nothing of the slot from before the change until the
-    /// new documents are published.
+    /// Changes what a slot serves by `change`, and sets the MAC of its guest. From before the change until the new documents
+    /// are published, workers answer all requests of the slot.
     pub(crate) fn replace<T>(&self, slot: Slot, mac: Option<Mac>, change: impl FnOnce() -> T) -> T {
         self.close(slot);
         let outcome = change();
@@ -279,7 +279,7 @@ impl PublisherThread {
         }
     }
 
-    /// Learns a request that two slots have sent.
+    /// Notes a reported request, and learns it if another slot has sent it, too.
     fn consider(&mut self, report: ReportedRequest) {
         let slot = report.slot;
         if self.learned.contains_key(&report.form.hash) {
@@ -592,7 +592,7 @@ fn path_of(request: &[u8]) -> RequestPath {
     RequestPath::of(&String::from_utf8_lossy(target))
 }
 
-/// The slot's answer to a request, if every equal request gets it.
+/// The answer that a slot gets to every request with these bytes; `None` if the answers may differ.
 fn answer(slot: Slot, request: &[u8], responses: &Responses) -> Option<(Response, Datasource)> {
     let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
     let head = RequestHead::parse(request, &mut fields).ok()?;

@@ -149,8 +149,8 @@ pub trait LiveRoute: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Returns whether equal requests get equal answers as long as these responses are published. Such answers are pure:
-    /// they depend on the record and the request alone, and change nothing.
+    /// Returns whether the record and the request alone decide the answer, and giving it changes nothing. Such an answer
+    /// may be given to every equal request while these responses are published.
     fn is_lasting(&self) -> bool {
         false
     }

@@ -410,7 +410,7 @@ impl MonitoredTables {
         Ok(())
     }
 
-    /// Takes all rows of tables, as tests have them.
+    /// Sets the rows, in place of a monitor.
     #[cfg(test)]
     pub(super) fn begin_with(&mut self, tables: &Value) {
         self.change(tables, None).expect("good changes");

@@ -20,7 +20,7 @@ const SYSTEM_ROOTS: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TlsFiles {
-    /// Certificates of the authorities that the server's is checked by, in PEM. Default: the system's.
+    /// CA certificates in PEM, against which the server's certificate is checked. Default: the system's.
     pub ca: Option<PathBuf>,
     /// The client's own certificate, in PEM. Default: none.
     pub certificate: Option<PathBuf>,
