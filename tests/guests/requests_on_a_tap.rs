@@ -152,6 +152,28 @@ fn the_kernel_answers_a_third_vm_from_its_own_record() {
 }
 
 #[test]
+fn two_vms_that_send_many_requests_leave_room_for_what_others_send() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::new(Shape::default());
+    let mut stations = std::mem::take(&mut node.stations);
+    let agent = node.agent("");
+    for station in &mut stations[..THIRD] {
+        let mut talk = station.open(TO).expect("a connection");
+        // More than are learned, and fewer than a VM may send at once.
+        for number in 0..300 {
+            ask_again(station, &mut talk, &format!("/v1/nothing-{number}")).expect("an answer");
+        }
+    }
+    until_the_kernel_answers(&agent, &mut stations[1], "/v1/nothing-0");
+    let [first, _, third] = &mut stations[..] else { panic!("three stations") };
+    ask(first, PATHS[1]).expect("an answer");
+    let (status, content) = until_the_kernel_answers(&agent, third, PATHS[1]);
+    answers::check(&node.identities[THIRD], PATHS[1], status, &content).expect("its own record");
+}
+
+#[test]
 fn without_the_setting_workers_answer_every_request() {
     if !privileged::or_skip() {
         return;

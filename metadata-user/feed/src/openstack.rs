@@ -39,7 +39,8 @@ pub struct OpenstackOptions {
     pub nova: NovaOptions,
     /// The local OVSDB, which has the node's ports: `unix:PATH` or `tcp:HOST:PORT`.
     pub ovsdb: String,
-    /// Servers of OVN's southbound database, separated by commas: `tcp:HOST:PORT` or `ssl:HOST:PORT`. Default: what ovn-controller uses, `external_ids:ovn-remote` of the local OVSDB.
+    /// Servers of OVN's southbound database, separated by commas: `tcp:HOST:PORT` or `ssl:HOST:PORT`. Default:
+    /// what ovn-controller uses, `external_ids:ovn-remote` of the local OVSDB.
     pub southbound: Option<String>,
     /// The files for `ssl:` of `southbound`: those of ovn-controller. Its certificates name no host, and none is checked.
     pub tls: TlsFiles,

@@ -12,6 +12,7 @@ use metadata_common::addresses::{Connection, METADATA};
 use metadata_common::answer::PORT;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{AnswerRecord, DATE_BYTES, DocumentKey, MAX_ANSWER_COUNTERS, Slot};
+use metadata_common::share::{FairShare, Tenant};
 use metadata_content::http::date::{self, Persistence};
 use metadata_content::http::parse::{FIELD_COUNT_MAX, RequestHead};
 use metadata_content::http::target::normalise;
@@ -35,6 +36,12 @@ use crate::service::{ReportedRequest, RequestForm, RequestReports, WorkerCounts,
 
 /// Limit on learned requests. The one with the fewest recent answers makes room for another.
 pub(crate) const LEARNED: usize = 256;
+
+/// Learned requests that each tenant may have while [`LEARNED`] is not reached.
+const LEARNED_FLOOR: usize = 16;
+
+/// How often the log says that something is not published.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// Limit on requests that only one VM has sent yet. The oldest makes room for another.
 pub(crate) const CANDIDATES: usize = 1_024;
@@ -132,6 +139,8 @@ pub(crate) struct DocumentSources {
 /// A request whose answers are published.
 struct LearnedRequest {
     report: ReportedRequest,
+    /// Whose share of the learned requests it takes: that of the second VM that has sent it.
+    tenant: Tenant,
     since: Instant,
     /// Its place among all that were learned.
     number: u64,
@@ -188,7 +197,9 @@ struct PublisherThread {
     date: (u64, bool),
     counted_at: u64,
     freed_at: Instant,
-    is_failing: bool,
+    warned_at: Option<Instant>,
+    /// The learned requests of each tenant.
+    shares: FairShare,
 }
 
 impl PublisherThread {
@@ -217,7 +228,8 @@ impl PublisherThread {
             date: (0, false),
             counted_at: 0,
             freed_at: Instant::now(),
-            is_failing: false,
+            warned_at: None,
+            shares: FairShare::new(LEARNED, LEARNED_FLOOR),
         }
     }
 
@@ -249,13 +261,12 @@ impl PublisherThread {
     }
 
     fn warn_of(&mut self, outcome: Result<(), SteerError>) {
-        match outcome {
-            Ok(()) => self.is_failing = false,
-            Err(error) if !self.is_failing => {
-                self.is_failing = true;
-                warn!("answers are not published to the kernel, workers give them: {error}");
-            }
-            Err(_) => {}
+        let is_due = self.warned_at.is_none_or(|at| at.elapsed() >= WARN_EVERY);
+        if let Err(error) = outcome
+            && is_due
+        {
+            self.warned_at = Some(Instant::now());
+            warn!("some answers are not published to the kernel, workers give them: {error}");
         }
     }
 
@@ -294,9 +305,10 @@ impl PublisherThread {
             }
             Some(at) if self.candidates[at].slot != slot => {
                 if let Some(first) = self.candidates.remove(at)
-                    && self.has_room_to_learn()
+                    && let SlotState::Ready(responses) = self.sources.content.store().get(slot)
+                    && self.has_room_to_learn(&responses.vm().tenant)
                 {
-                    self.learn(report);
+                    self.learn(report, responses.vm().tenant.clone());
                     self.enqueue(first.slot);
                     self.enqueue(slot);
                 }
@@ -305,26 +317,31 @@ impl PublisherThread {
         }
     }
 
-    fn has_room_to_learn(&mut self) -> bool {
-        if self.learned.len() < LEARNED {
-            return true;
-        }
+    /// Takes a place for a learned request of a tenant's share.
+    fn has_room_to_learn(&mut self, tenant: &Tenant) -> bool {
+        (self.learned.len() < LEARNED || self.forget_least()) && self.shares.admit(tenant, 1).is_ok()
+    }
+
+    /// Forgets the learned request with the fewest recent answers, unless all are young.
+    fn forget_least(&mut self) -> bool {
         let old = self.learned.values().filter(|learned| learned.since.elapsed() > KEPT_FOR);
         let Some(least) = old.min_by_key(|learned| learned.recent).map(|learned| learned.report.form.hash)
         else {
             return false;
         };
         // Its documents stay until their editions end. They are still the right answers.
-        self.learned.remove(&least);
+        if let Some(forgotten) = self.learned.remove(&least) {
+            self.shares.release(&forgotten.tenant, 1);
+        }
         self.reports.is_forgotten(least);
         true
     }
 
-    fn learn(&mut self, report: ReportedRequest) {
+    fn learn(&mut self, report: ReportedRequest, tenant: Tenant) {
         self.learned_count += 1;
         let (since, number) = (Instant::now(), self.learned_count);
         self.reports.is_learned(report.form.hash);
-        self.learned.insert(report.form.hash, LearnedRequest { report, since, number, recent: 0 });
+        self.learned.insert(report.form.hash, LearnedRequest { report, tenant, since, number, recent: 0 });
     }
 
     fn publish_waiting(&mut self) {
@@ -470,7 +487,9 @@ impl PublisherThread {
             self.enqueue(slot);
         }
         self.remove_retired()?;
+        // What was answered until now is counted and written down under the former numbers.
         self.add_counts();
+        self.record();
         self.counters.clear();
         Ok(())
     }

@@ -57,8 +57,8 @@ use super::pins::{PinDirectory, PinsError, inherit_map, layout_of, pin_map};
 pub(super) static OBJECT: &[u8] =
     aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
-/// Maps that all instances share: every map of the objects except their constants and the ring that each hub owns.
-const SHARED: [&str; 32] = [
+/// Shared maps that outlive the agent: the next one inherits them.
+const LASTING: [&str; 18] = [
     name::PORTS,
     name::IDENTITIES,
     name::GUESTS,
@@ -74,24 +74,9 @@ const SHARED: [&str; 32] = [
     name::DRAINING,
     name::AGENT,
     name::COUNTERS,
-    name::TRACE,
-    name::EVENTS,
-    name::TRACED,
     name::PORT_PROGRAMS,
     name::PORT_CLASSIFIERS,
     name::RINGS,
-    name::EDITIONS,
-    name::DOCUMENTS,
-    name::BODIES,
-    name::DATE,
-    name::ANSWERED,
-    name::ANSWER_COUNTS,
-    name::ANSWER_RECORDS,
-    name::HANDED,
-    name::ANSWERING,
-    name::REQUEST_PROGRAM,
-    // The ring of the eBPF programs' log, by the name in aya-log.
-    "AYA_LOGS",
 ];
 
 /// Shared maps that the next agent does not inherit: logs, reports and published documents belong to the agent that loaded
@@ -110,6 +95,7 @@ const OWN: [&str; 14] = [
     name::HANDED,
     name::ANSWERING,
     name::REQUEST_PROGRAM,
+    // The ring of the eBPF programs' log, by the name in aya-log.
     "AYA_LOGS",
 ];
 
@@ -119,7 +105,12 @@ const OF_REQUESTS: [(&str, u32); 4] =
 
 /// Maps that outlive the agent.
 pub(super) fn lasting() -> impl Iterator<Item = &'static str> {
-    SHARED.into_iter().filter(|name| !OWN.contains(name))
+    LASTING.into_iter()
+}
+
+/// Maps that all instances share: every map of the objects except their constants and the ring that each hub owns.
+fn shared() -> impl Iterator<Item = &'static str> {
+    LASTING.into_iter().chain(OWN)
 }
 
 /// Bytes of the ring in an instance that serves no hub: one page, freed once the program is loaded.
@@ -181,7 +172,7 @@ impl Object {
         // Leaked because the loader keeps a reference: sixteen bytes at each start of steering.
         let key: &'static [u64; 2] = Box::leak(Box::new(key.0));
         loader.override_global(name::COOKIE_KEY, key, true);
-        for map in SHARED {
+        for map in shared() {
             loader.map_pin_path(map, pins.path(map));
         }
         for (map, entries) in OF_REQUESTS.iter().filter(|_| !answers_requests) {
@@ -633,7 +624,7 @@ impl Private {
 
 #[cfg(test)]
 mod tests {
-    use super::{ATTEMPTS, NUMBERS, OBJECT, SHARED, STUB_OBJECT, uninterrupted};
+    use super::{ATTEMPTS, NUMBERS, OBJECT, STUB_OBJECT, shared, uninterrupted};
     use metadata_common::maps::name;
     use std::collections::BTreeSet;
     use std::io;
@@ -644,7 +635,7 @@ mod tests {
             .map(|object| aya_obj::Object::parse(object).expect("the embedded object parses"));
         let names = objects.iter().flat_map(|object| object.maps.keys().map(String::as_str));
         let maps: BTreeSet<&str> = names.filter(|map| !map.starts_with(".rodata")).collect();
-        assert_eq!(maps, SHARED.into_iter().chain([name::RING]).collect());
+        assert_eq!(maps, shared().chain([name::RING]).collect());
     }
 
     #[test]
