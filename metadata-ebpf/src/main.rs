@@ -70,7 +70,11 @@ pub fn port(context: XdpContext) -> u32 {
             }
             let watched =
                 trace::begin(|| trace::note(&Frame::anew(&context), ingress.key(), false, FROM_GUEST));
-            let (index, action) = dealt(deal_with(&context, &ingress, verdict, &identity, answers));
+            let answered = answer(&context, &ingress, verdict, &identity, answers);
+            let (index, action) = split(match answered {
+                UNANSWERED => steer_alone(&context, &ingress, verdict, &identity),
+                answered => answered,
+            });
             watched.end(index, identity.slot);
             if action == XDP_TX {
                 watched.again(|| {
@@ -101,10 +105,10 @@ fn may_be_answered(context: &XdpContext, verdict: Verdict, answers: u64) -> bool
     is_sound(&Frame::anew(context), verdict, answers)
 }
 
-/// Answers or steers a frame. Returns the verdict's index and the action in one number ([`dealt`]). It is not
-/// inlined, because `decide` already uses much of the 512 bytes of stack.
+/// Answers a frame. Returns the verdict's index and the action in one number ([`joined`]), or [`UNANSWERED`] for a frame that
+/// is to be steered. It is not inlined, because `decide` already uses much of the 512 bytes of stack.
 #[inline(never)]
-fn deal_with(
+fn answer(
     context: &XdpContext,
     ingress: &Ingress,
     verdict: Verdict,
@@ -115,10 +119,17 @@ fn deal_with(
     let (verdict, action) = match answer_sound(&mut frame, verdict, identity.slot, answers, ingress) {
         Some(Reply::Send(verdict, length)) => send_back(context, &frame, verdict, length),
         Some(Reply::Absorb(verdict)) => (counted(verdict), XDP_DROP),
-        None => steer(context, &mut frame, ingress, verdict, *identity),
+        None => return UNANSWERED,
     };
-    let index = anonymous(verdict, ingress.salt());
-    (index as u64) << 32 | action as u64
+    joined(anonymous(verdict, ingress.salt()), action)
+}
+
+/// [`steer`], for `port`. Returns the verdict's index and the action in one number ([`joined`]). It is not inlined: with
+/// the stack of [`answer`] and that of a log line, older kernels refuse the program.
+#[inline(never)]
+fn steer_alone(context: &XdpContext, ingress: &Ingress, verdict: Verdict, identity: &Identity) -> u64 {
+    let (verdict, action) = steer(context, &mut Frame::anew(context), ingress, verdict, *identity);
+    joined(anonymous(verdict, ingress.salt()), action)
 }
 
 /// After `port`, for a segment with data: answers a request from the published documents, or redirects it to the hub.
@@ -152,7 +163,8 @@ pub fn request(context: XdpContext) -> u32 {
     action
 }
 
-/// Results of [`answer_request`]: the frame is as it was, it is the answer, or it is neither any more.
+/// Results of [`answer_request`]: the frame is as it was, it is the answer, or it is neither any more. The first is also a
+/// result of [`answer`], because no action is 0 but `XDP_ABORTED`.
 const UNANSWERED: u64 = 0;
 const ANSWERED: u64 = 1;
 const UNWRITABLE: u64 = 2;
@@ -225,9 +237,15 @@ fn resize(context: &XdpContext, delta: i32) -> bool {
 /// Bytes before a frame on a tap that a longer frame may take: what a tap leaves, less the kernel's `xdp_frame`.
 const HEAD_ROOM: i32 = 320 - 40;
 
-/// Splits the result of [`deal_with`] into verdict index and action.
+/// A verdict's index and an action as one number.
 #[inline(always)]
-fn dealt(number: u64) -> (u32, u32) {
+const fn joined(index: u32, action: u32) -> u64 {
+    (index as u64) << 32 | action as u64
+}
+
+/// Splits the result of [`joined`].
+#[inline(always)]
+const fn split(number: u64) -> (u32, u32) {
     ((number >> 32) as u32, number as u32)
 }
 

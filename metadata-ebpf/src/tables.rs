@@ -36,6 +36,10 @@ static NETNS: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static COOKIE_KEY: Global<[u64; 2]> = Global::new([0; 2]);
 
+/// 1 if this agent answers requests in the kernel; set by the loader.
+#[unsafe(no_mangle)]
+static ANSWERS_REQUESTS: Global<u32> = Global::new(0);
+
 /// The number of the hub of this instance of `socket`; set by the loader.
 #[unsafe(no_mangle)]
 static HUB: Global<u32> = Global::new(0);
@@ -282,9 +286,13 @@ pub(crate) struct HandedFrame {
     pub(crate) identity: Identity,
 }
 
-/// Tail-calls `request`. Returns if there is none.
+/// Tail-calls `request`. Returns if there is none. A kernel that cannot tail-call from a program with functions (Linux on
+/// arm64 before 6.0) loads `port` if the agent does not ask for it: the verifier then does not reach the call.
 #[inline(always)]
 pub(crate) fn hand_request(context: &XdpContext, ingress: &Ingress, identity: &Identity) {
+    if ANSWERS_REQUESTS.load() == 0 {
+        return;
+    }
     note_sender(ingress, identity);
     // SAFETY: the entry is an XDP program like this one, loaded by this agent.
     unsafe { REQUEST_PROGRAM.tail_call(context, 0) };

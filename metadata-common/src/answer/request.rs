@@ -130,7 +130,7 @@ impl AnswerableRequest {
 }
 
 /// Finds the answer to a request over IPv4 at a monotonic time in nanoseconds. `classify` has excluded options and
-/// fragments.
+/// fragments. If there is none, the content of `request` is undefined.
 #[inline(always)]
 pub fn find(
     frame: &(impl Editor + ?Sized),
@@ -171,23 +171,36 @@ pub fn find(
     }
     let entry = documents.edition(slot)?.load();
     let (edition, full_at_ns) = (entry.number, bucket::take_request(entry, now_ns)?);
-    let date = documents.date()?;
+    // What is known goes to the request at once, because the stack has no room for it.
+    request.date = documents.date()?;
+    let date = &request.date;
     if edition & 1 == 0 || date.until_ns < now_ns || date.records != 0 && !documents.has_room() {
         return None;
     }
+    request.ports = ports;
+    request.guest = guest;
+    request.edition = edition;
+    request.slot = slot;
+    request.now_ns = now_ns;
+    request.full_at_ns = full_at_ns;
     let (seq, ack) = (u32::from_be_bytes([s0, s1, s2, s3]), u32::from_be_bytes([a0, a1, a2, a3]));
     let next = seq.wrapping_add(payload as u32);
+    request.next = next;
+    request.ack = ack;
     let key = documents.key();
     let flow = Flow::v4(&key, slot, guest, local, ports);
+    request.flow = flow;
     let (turn, sent, longest) = turn(documents, &key, flow, (seq, next, ack), edition, now_ns)?;
+    request.turn = turn;
     let pseudo = addresses + protocol::TCP as u32 + segment as u32;
     if u16::from_be_bytes([c0, c1]) != sum::fold(pseudo)
         && sum::fold(pseudo + words(frame, AT, segment)?) != 0xffff
     {
         return None;
     }
-    let document = documents.document(slot, edition, hash_request(frame, AT + header, payload, &key)?)?;
-    let length = document.length;
+    let hash = hash_request(frame, AT + header, payload, &key)?;
+    request.document = documents.document(slot, edition, hash)?;
+    let length = request.document.length;
     // The window counts without its scale, which can only make it larger. A repeated request must get its first answer.
     if length > longest
         || length > u16::from_be_bytes([w0, w1])
@@ -198,18 +211,6 @@ pub fn find(
         return None;
     }
     request.macs = frame.read(0)?;
-    request.date = date;
-    request.ports = ports;
-    request.guest = guest;
-    request.next = next;
-    request.ack = ack;
-    request.flow = flow;
-    request.turn = turn;
-    request.edition = edition;
-    request.slot = slot;
-    request.now_ns = now_ns;
-    request.full_at_ns = full_at_ns;
-    request.document = document;
     Some(())
 }
 

@@ -172,6 +172,7 @@ impl Object {
         // Leaked because the loader keeps a reference: sixteen bytes at each start of steering.
         let key: &'static [u64; 2] = Box::leak(Box::new(key.0));
         loader.override_global(name::COOKIE_KEY, key, true);
+        loader.override_global(name::ANSWERS_REQUESTS, if answers_requests { &1_u32 } else { &0 }, true);
         for map in shared() {
             loader.map_pin_path(map, pins.path(map));
         }

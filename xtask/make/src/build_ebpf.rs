@@ -8,7 +8,10 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use object::build::elf::{Builder, SectionData};
 use object::elf::SHT_STRTAB;
-use object::{File, Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind};
+use object::{
+    File, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget, SectionIndex, SymbolKind,
+};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -135,6 +138,7 @@ fn build(top: &Path, toolchain: &Toolchain, into: &Path) -> Result<Vec<Vec<u8>>>
     let named = |name: &&str| {
         let made = into.join(TARGET).join("release").join(name);
         let object = fs::read(&made).with_context(|| format!("cannot read {}", made.display()))?;
+        ensure_stack(&object)?;
         let object = with_plain_names(&object)?;
         write(&into.join(file_name(name)), &object)?;
         Ok(object)
@@ -206,6 +210,111 @@ fn count_instructions(object: &[u8]) -> Result<Vec<(String, u64)>> {
     ensure!(!counted.is_empty(), "the object has no programs");
     counted.sort();
     Ok(counted)
+}
+
+/// Bytes of stack that the kernel allows a program and the functions it calls (`MAX_BPF_STACK`).
+const MAX_STACK: u64 = 512;
+/// The kernel rounds the stack of each function up to these bytes; since Linux 6.8 to 16, where it compiles the program.
+const STACK_UNIT: u64 = 32;
+/// The register that points to the end of a function's stack.
+const FRAME_POINTER: u8 = 10;
+
+/// Fails if a kernel would refuse a program for its stack. The verifier of this machine may allow more than an older one.
+fn ensure_stack(object: &[u8]) -> Result<()> {
+    for (program, depth) in stack_depths(object)? {
+        ensure!(
+            depth <= MAX_STACK,
+            "{program} and the functions it calls take {depth} bytes of stack; kernels before 6.8 allow {MAX_STACK}"
+        );
+    }
+    Ok(())
+}
+
+/// Returns the programs by name, with the stack that they and the functions they call take at most, in bytes, as kernels
+/// before 6.8 count it.
+fn stack_depths(object: &[u8]) -> Result<Vec<(String, u64)>> {
+    let file = File::parse(object).context("the object is not an ELF file")?;
+    let functions = functions(&file)?;
+    let programs = count_instructions(object)?;
+    let depths = programs.into_iter().map(|(program, _)| {
+        let at = functions.iter().position(|function| function.name == program);
+        let depth = deepest(&functions, at.context("a program is no function")?, functions.len())?;
+        Ok((program, depth))
+    });
+    depths.collect()
+}
+
+/// A function of an object.
+struct Function {
+    name: String,
+    section: SectionIndex,
+    address: u64,
+    /// Bytes of its own stack.
+    stack: u64,
+    /// Where the functions begin that it calls.
+    calls: Vec<(SectionIndex, u64)>,
+}
+
+/// Returns the stack of a function and of what it calls. `levels` bounds the calls inside each other.
+fn deepest(functions: &[Function], at: usize, levels: usize) -> Result<u64> {
+    ensure!(levels > 0, "{} calls itself", functions[at].name);
+    let mut below = 0;
+    for called in &functions[at].calls {
+        let called = functions.iter().position(|function| (function.section, function.address) == *called);
+        let called = called.with_context(|| format!("{} calls no function", functions[at].name))?;
+        below = below.max(deepest(functions, called, levels - 1)?);
+    }
+    Ok(functions[at].stack.max(1).next_multiple_of(STACK_UNIT) + below)
+}
+
+/// Reads the functions of an object (RFC 9669 §3 to §5.1).
+fn functions(file: &File<'_>) -> Result<Vec<Function>> {
+    let text = file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0);
+    let read = text.map(|symbol| {
+        let section = symbol.section_index().context("a function is in no section")?;
+        let code = file.section_by_index(section)?;
+        let relocations: BTreeMap<_, _> = code.relocations().collect();
+        let end = symbol.address() + symbol.size();
+        let (mut stack, mut calls) = (0, Vec::new());
+        let mut copies = [false; 16];
+        for (at, instruction) in (0..).step_by(8).zip(code.data()?.chunks_exact(8)) {
+            if !(symbol.address()..end).contains(&at) {
+                continue;
+            }
+            let &[operation, registers, low, high, ref immediate @ ..] = instruction else { continue };
+            let (destination, source) = (registers & 0xf, registers >> 4);
+            let immediate = i32::from_le_bytes(immediate.try_into()?);
+            let lowest = match operation & 7 {
+                // LDX, and ST or STX.
+                1 if source == FRAME_POINTER => i16::from_le_bytes([low, high]).into(),
+                2 | 3 if destination == FRAME_POINTER => i16::from_le_bytes([low, high]).into(),
+                // An address on the stack: a copy of the frame pointer, from which the code subtracts.
+                7 if operation == 0x07 && copies[usize::from(destination)] => immediate,
+                _ => 0,
+            };
+            stack = stack.max(lowest.min(0).unsigned_abs().into());
+            if operation & 7 == 7 {
+                copies[usize::from(destination)] = operation == 0xbf && source == FRAME_POINTER;
+            }
+            // A call of a function of the program.
+            if operation == 0x85 && source == 1 {
+                let (section, base) = match relocations.get(&at).map(|relocation| relocation.target()) {
+                    Some(RelocationTarget::Symbol(index)) => {
+                        let symbol = file.symbol_by_index(index)?;
+                        (symbol.section_index().context("a call leaves the object")?, symbol.address())
+                    }
+                    Some(_) => bail!("{} calls no symbol", symbol.name()?),
+                    None => (section, at),
+                };
+                let target = i64::try_from(base)? + (i64::from(immediate) + 1) * INSTRUCTION as i64;
+                calls.push((section, u64::try_from(target)?));
+            }
+        }
+        calls.sort_unstable_by_key(|(section, address)| (section.0, *address));
+        calls.dedup();
+        Ok(Function { name: symbol.name()?.to_owned(), section, address: symbol.address(), stack, calls })
+    });
+    read.collect()
 }
 
 /// Returns the object with plain names for its functions. The compiler's names contain a hash of the project's path.
@@ -415,7 +524,9 @@ fn install_linker() -> Result<()> {
 mod tests {
     use object::{Object as _, ObjectSymbol as _};
 
-    use super::{count_instructions, first_difference, with_plain_names};
+    use super::{
+        OBJECTS, PREBUILT, count_instructions, ensure_stack, file_name, first_difference, with_plain_names,
+    };
 
     #[test]
     fn the_committed_object_has_its_programs() {
@@ -425,6 +536,15 @@ mod tests {
         let names: Vec<_> = counted.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["hub", "hub_tcx", "port", "port_tcx", "request", "ring", "socket"]);
         assert!(counted.iter().all(|(_, count)| *count > 0), "{counted:?}");
+    }
+
+    #[test]
+    fn old_kernels_allow_the_stack_of_each_committed_program() {
+        for name in OBJECTS {
+            let path = shell::top().join(PREBUILT).join(file_name(name));
+            let object = std::fs::read(path).expect("the object is committed");
+            ensure_stack(&object).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+        }
     }
 
     #[test]
