@@ -44,7 +44,9 @@ use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
 use crate::frame::{Frame, anonymous};
-use crate::tables::{GUEST_DEVICES, Guests, HUBS, Ingress, SOCKETS, count, count_index, is_bare, own_hub};
+use crate::tables::{
+    GUEST_DEVICES, Guests, HUBS, Ingress, SOCKETS, count, count_index, counted_index, is_bare, own_hub,
+};
 
 /// The action of a redirect without an entry in its map. The frame is for the service, so it must not pass.
 const OR_DROP: u64 = XDP_DROP as u64;
@@ -70,11 +72,10 @@ pub fn port(context: XdpContext) -> u32 {
             }
             let watched =
                 trace::begin(|| trace::note(&Frame::anew(&context), ingress.key(), false, FROM_GUEST));
-            let answered = answer(&context, &ingress, verdict, &identity, answers);
-            let (index, action) = split(match answered {
-                UNANSWERED => steer_alone(&context, &ingress, verdict, &identity),
-                answered => answered,
-            });
+            let (index, action) = dealt(deal_with(&context, &ingress, verdict, &identity, answers));
+            if index == Verdict::DropNoHub.index() {
+                report_no_hub(&context, &ingress, verdict, &identity);
+            }
             watched.end(index, identity.slot);
             if action == XDP_TX {
                 watched.again(|| {
@@ -105,10 +106,10 @@ fn may_be_answered(context: &XdpContext, verdict: Verdict, answers: u64) -> bool
     is_sound(&Frame::anew(context), verdict, answers)
 }
 
-/// Answers a frame. Returns the verdict's index and the action in one number ([`joined`]), or [`UNANSWERED`] for a frame that
-/// is to be steered. It is not inlined, because `decide` already uses much of the 512 bytes of stack.
+/// Answers or steers a frame. Returns the verdict's index and the action in one number ([`dealt`]). It is not
+/// inlined, because `decide` already uses much of the 512 bytes of stack.
 #[inline(never)]
-fn answer(
+fn deal_with(
     context: &XdpContext,
     ingress: &Ingress,
     verdict: Verdict,
@@ -119,17 +120,10 @@ fn answer(
     let (verdict, action) = match answer_sound(&mut frame, verdict, identity.slot, answers, ingress) {
         Some(Reply::Send(verdict, length)) => send_back(context, &frame, verdict, length),
         Some(Reply::Absorb(verdict)) => (counted(verdict), XDP_DROP),
-        None => return UNANSWERED,
+        None => steer(context, &mut frame, ingress, verdict, *identity),
     };
-    joined(anonymous(verdict, ingress.salt()), action)
-}
-
-/// [`steer`], for `port`. Returns the verdict's index and the action in one number ([`joined`]). It is not inlined: with
-/// the stack of [`answer`] and that of a log line, older kernels refuse the program.
-#[inline(never)]
-fn steer_alone(context: &XdpContext, ingress: &Ingress, verdict: Verdict, identity: &Identity) -> u64 {
-    let (verdict, action) = steer(context, &mut Frame::anew(context), ingress, verdict, *identity);
-    joined(anonymous(verdict, ingress.salt()), action)
+    let index = anonymous(verdict, ingress.salt());
+    (index as u64) << 32 | action as u64
 }
 
 /// After `port`, for a segment with data: answers a request from the published documents, or redirects it to the hub.
@@ -159,12 +153,15 @@ pub fn request(context: XdpContext) -> u32 {
     }
     let mut frame = Frame::anew(&context);
     let (verdict, action) = steer(&context, &mut frame, &ingress, Verdict::SteerIpv4Tcp, handed.identity);
-    watched.end(anonymous(verdict, ingress.salt()), slot);
+    let index = anonymous(verdict, ingress.salt());
+    if index == Verdict::DropNoHub.index() {
+        report_no_hub(&context, &ingress, Verdict::SteerIpv4Tcp, &handed.identity);
+    }
+    watched.end(index, slot);
     action
 }
 
-/// Results of [`answer_request`]: the frame is as it was, it is the answer, or it is neither any more. The first is also a
-/// result of [`answer`], because no action is 0 but `XDP_ABORTED`.
+/// Results of [`answer_request`]: the frame is as it was, it is the answer, or it is neither any more.
 const UNANSWERED: u64 = 0;
 const ANSWERED: u64 = 1;
 const UNWRITABLE: u64 = 2;
@@ -237,15 +234,9 @@ fn resize(context: &XdpContext, delta: i32) -> bool {
 /// Bytes before a frame on a tap that a longer frame may take: what a tap leaves, less the kernel's `xdp_frame`.
 const HEAD_ROOM: i32 = 320 - 40;
 
-/// A verdict's index and an action as one number.
+/// Splits the result of [`deal_with`] into verdict index and action.
 #[inline(always)]
-const fn joined(index: u32, action: u32) -> u64 {
-    (index as u64) << 32 | action as u64
-}
-
-/// Splits the result of [`joined`].
-#[inline(always)]
-const fn split(number: u64) -> (u32, u32) {
+fn dealt(number: u64) -> (u32, u32) {
     ((number >> 32) as u32, number as u32)
 }
 
@@ -290,10 +281,7 @@ fn steer(
     match HUBS.redirect(hub, OR_DROP) {
         Ok(action) => (counted(verdict), action),
         Err(action) => {
-            let nth = count(Verdict::DropNoHub);
-            if worth_a_line(nth) {
-                report_no_hub(context, hub, identity.slot, nth);
-            }
+            count(Verdict::DropNoHub);
             (Verdict::DropNoHub, action)
         }
     }
@@ -374,10 +362,14 @@ fn report_unknown(context: &impl EbpfContext, frame: &impl Reader, ingress: &Ing
     );
 }
 
-/// Logs a hub without a device. It is not inlined, to limit the stack.
+/// Logs that the hub of a frame has no device. It is not inlined, and called by the programs alone, to limit the stack.
 #[inline(never)]
-fn report_no_hub(context: &XdpContext, hub: u32, slot: Slot, nth: u64) -> u64 {
-    warn!(context, "hub {} of slot {} has no device: {} frames dropped", hub, slot, nth);
+fn report_no_hub(context: &XdpContext, ingress: &Ingress, verdict: Verdict, identity: &Identity) -> u64 {
+    let nth = counted_index(Verdict::DropNoHub.index());
+    if worth_a_line(nth) {
+        let hub = drain::hub(&Frame::anew(context), verdict, *identity, ingress);
+        warn!(context, "hub {} of slot {} has no device: {} frames dropped", hub, identity.slot, nth);
+    }
     nth
 }
 

@@ -125,6 +125,13 @@ pub(crate) fn count_index(index: u32) -> u64 {
     *counter
 }
 
+/// This CPU's count of [`Verdict::index`].
+#[inline(always)]
+pub(crate) fn counted_index(index: u32) -> u64 {
+    // SAFETY: as in `count_index`.
+    COUNTERS.get_ptr(index).map_or(0, |counter| unsafe { *counter })
+}
+
 /// The namespace and interface on which a frame arrived, with the tables about them.
 pub(crate) struct Ingress {
     key: PortKey,

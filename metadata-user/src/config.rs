@@ -133,6 +133,12 @@ pub struct Config {
     /// Whether the kernel also answers requests with short answers that were published for the VM, on ports that are taps.
     /// Needs `answer_in_kernel`; `false` by default.
     pub answer_requests_in_kernel: bool,
+    /// How long the kernel answers requests after an agent that was killed, in seconds: 3 to 3,600. Longer spares guests
+    /// the wait for the next agent. For as long, they get what the records said when the agent was killed, with the
+    /// `Date` of that second. An agent that ends orderly withdraws its answers at once. Needs
+    /// `answer_requests_in_kernel`.
+    #[serde(deserialize_with = "read::without_agent_field")]
+    pub answer_without_agent_seconds: u32,
     /// Number of threads that answer guests, 1 to [`metadata_steer::HUBS_OF_A_SIDE`]. Each has its own hub and
     /// serves a part of the guests. Default: one for each 32 CPUs that the agent may use, rounded up; at most 8, and at
     /// most what an eighth of the memory limit has room for, but at least one.
@@ -179,6 +185,7 @@ impl Default for Config {
             spin_us: 0,
             answer_in_kernel: true,
             answer_requests_in_kernel: false,
+            answer_without_agent_seconds: read::WITHOUT_AGENT_MIN,
             workers: sections::by_default(),
             #[cfg(feature = "kubevirt")]
             kubevirt: None,

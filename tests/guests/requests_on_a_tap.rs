@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use std::net::IpAddr;
+use std::thread;
 use std::time::Duration;
 use support::agent::{Agent, PortArgument};
 use support::answers::{self, PATHS};
@@ -289,6 +290,67 @@ fn a_connection_of_the_kernel_goes_on_at_the_next_agent() {
             }
         });
     }
+}
+
+/// Settings with which the kernel answers long after the agent was killed.
+const LONG: &str = "answer_without_agent_seconds: 600\n";
+
+#[test]
+fn published_answers_outlive_a_killed_agent_and_the_next_one_serves_none_of_them() {
+    with_an_agent_to_end(|node, agent, third| {
+        let before = until_the_kernel_answers(&agent, third, PATHS[1]);
+        agent.kill().expect("it is killed");
+        assert_eq!(ask(third, PATHS[1]).expect("an answer by the kernel"), before);
+        let text = new_user_data(node);
+        assert_eq!(
+            ask(third, PATHS[1]).expect("an answer by the kernel"),
+            before,
+            "nobody has read the record"
+        );
+        let next = node.agent(LONG);
+        for round in 0..3 {
+            let (_, content) = ask(third, PATHS[1]).expect("an answer");
+            assert_eq!(content, text.as_bytes(), "round {round}\n{}", next.log());
+        }
+    });
+}
+
+#[test]
+fn an_agent_that_ends_orderly_withdraws_its_answers() {
+    with_an_agent_to_end(|node, agent, third| {
+        until_the_kernel_answers(&agent, third, PATHS[1]);
+        agent.stop().expect("it stops");
+        let text = new_user_data(node);
+        let answer = thread::scope(|scope| {
+            // The request waits for the next agent.
+            let asked = scope.spawn(|| ask(third, PATHS[1]));
+            let _next = node.agent(LONG);
+            asked.join().expect("no panic")
+        });
+        assert_eq!(answer.expect("an answer").1, text.as_bytes());
+    });
+}
+
+/// A node, an agent with [`LONG`] that has learned what guests ask, and the third guest.
+fn with_an_agent_to_end(test: impl FnOnce(&Node, Agent<'_>, &mut Station)) {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::new(Shape::default());
+    let mut third = node.stations.pop().expect("three stations");
+    let mut first: Vec<_> = node.stations.drain(..).collect();
+    let agent = node.agent(LONG);
+    for station in &mut first {
+        ask(station, PATHS[1]).expect("an answer");
+    }
+    test(&node, agent, &mut third);
+}
+
+/// Gives the third guest other user-data, and returns them.
+fn new_user_data(node: &Node) -> &'static str {
+    let text = "#cloud-config\n# written while no agent runs\n";
+    node.write(THIRD, |record| record["user_data"] = json!({ "text": text }));
+    text
 }
 
 #[test]

@@ -55,9 +55,6 @@ const KEPT_FOR: Duration = Duration::from_secs(60);
 /// Longest pause while anything is published or recorded.
 const TICK: Duration = Duration::from_millis(50);
 
-/// How long the kernel may send a value of `Date`. After the agent was killed, it answers requests for as long.
-pub(crate) const DATE_VALID: Duration = Duration::from_secs(3);
-
 /// Interval at which connections of guests that went away are freed.
 const FREE_EVERY: Duration = Duration::from_secs(10);
 
@@ -134,6 +131,8 @@ pub(crate) struct DocumentSources {
     pub(crate) connections: AllSentTable,
     pub(crate) counts: Arc<WorkerCounts>,
     pub(crate) tape: Option<Arc<Tape>>,
+    /// How long the kernel answers after the agent was killed.
+    pub(crate) without_agent: Duration,
 }
 
 /// A request whose answers are published.
@@ -256,8 +255,9 @@ impl PublisherThread {
             }
         }
         // The next agent's programs replace ours. Until then, workers answer.
-        let outcome = self.table.set_date([0; DATE_BYTES], 0, false);
-        self.warn_of(outcome);
+        if let Err(error) = self.table.end() {
+            warn!("the kernel may answer requests until another agent starts: {error}");
+        }
     }
 
     fn warn_of(&mut self, outcome: Result<(), SteerError>) {
@@ -543,7 +543,7 @@ impl PublisherThread {
         }
         let tail = date::tail(unix, Persistence::Implied);
         let text = tail.get(DATE_AT..DATE_AT + DATE_BYTES).and_then(|text| text.try_into().ok());
-        let until = now_ns() + DATE_VALID.as_nanos() as u64;
+        let until = now_ns() + self.sources.without_agent.as_nanos() as u64;
         self.table.set_date(text.unwrap_or([b' '; DATE_BYTES]), until, records)?;
         self.date = (unix, records);
         Ok(())

@@ -137,6 +137,7 @@ mod tests {
             ("metrics", |c| c.metrics = Some("127.0.0.1:9".parse().expect("an address")), false),
             ("page_hosts", |c| c.page_hosts = vec!["node".into()], false),
             ("spin_us", |c| c.spin_us += 1, false),
+            ("answer_without_agent_seconds", |c| c.answer_without_agent_seconds = 30, false),
             ("api", |c| c.api = Some(Default::default()), false),
             #[cfg(feature = "kubevirt")]
             ("kubevirt", |c| c.kubevirt = Some(Default::default()), false),

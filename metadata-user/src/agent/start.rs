@@ -176,7 +176,8 @@ fn start(
             tallies.push(Arc::clone(&counts));
             let connections = steering.maps().all_sent()?;
             let (content, tape) = (Arc::clone(&content), collector.tape(hubs.len()));
-            let sources = DocumentSources { content, connections, counts, tape };
+            let without_agent = Duration::from_secs(config.answer_without_agent_seconds.into());
+            let sources = DocumentSources { content, connections, counts, tape, without_agent };
             Some(DocumentPublisher::start(table, sources, reports).context("starting a thread")?)
         }
     };

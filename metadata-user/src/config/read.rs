@@ -142,6 +142,21 @@ pub(super) fn workers_field<'de, D: serde::Deserializer<'de>>(from: D) -> Result
     workers(&number.to_string()).map_err(serde::de::Error::custom)
 }
 
+/// Range of `answer_without_agent_seconds`. `Date` is renewed each second, on a busy node later.
+pub(super) const WITHOUT_AGENT_MIN: u32 = 3;
+const WITHOUT_AGENT_MAX: u32 = 3_600;
+
+pub(super) fn without_agent_field<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    let number = i64::deserialize(from)?;
+    let seconds =
+        u32::try_from(number).ok().filter(|it| (WITHOUT_AGENT_MIN..=WITHOUT_AGENT_MAX).contains(it));
+    seconds.ok_or_else(|| {
+        serde::de::Error::custom(format!(
+            "expected {WITHOUT_AGENT_MIN} to {WITHOUT_AGENT_MAX} seconds, found {number}"
+        ))
+    })
+}
+
 /// A port to serve, and the MAC address of its guest if no record names the port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {

@@ -23,6 +23,16 @@ fn an_empty_file_means_all_defaults() {
 }
 
 #[test]
+fn the_kernel_answers_without_an_agent_for_three_seconds_to_an_hour() {
+    let cases =
+        [("3", Some(3)), ("3600", Some(3_600)), ("2", None), ("3601", None), ("-1", None), ("long", None)];
+    for (text, expected) in cases {
+        let config = Config::parse(&format!("answer_without_agent_seconds: {text}\n"));
+        assert_eq!(config.ok().map(|config| config.answer_without_agent_seconds), expected, "{text}");
+    }
+}
+
+#[test]
 fn workers_range_from_one_to_the_maximum_number_of_hubs() {
     let cases = [("1", Some(1)), ("32", Some(32)), ("0", None), ("33", None), ("-1", None), ("many", None)];
     for (text, expected) in cases {

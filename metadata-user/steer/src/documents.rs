@@ -116,8 +116,8 @@ pub struct DocumentTable {
     date: HashMap<MapData, u32, [u64; 5]>,
     counts: PerCpuArray<MapData, u64>,
     records: RingBuf<MapData>,
-    /// The kernel empties the table when its last descriptor is closed.
-    _program: ProgramArray<MapData>,
+    /// Unless it is pinned, the kernel empties the table when its last descriptor is closed.
+    program: ProgramArray<MapData>,
     editions: Editions,
     key: CookieKey,
 }
@@ -140,7 +140,7 @@ impl DocumentTable {
             date: take(ebpf, name::DATE)?,
             counts: take(ebpf, name::ANSWER_COUNTS)?,
             records: take(ebpf, name::ANSWER_RECORDS)?,
-            _program: entry,
+            program: entry,
             editions: Editions(Arc::new(Mutex::new(EditionTable { kernel, known }))),
             key,
         })
@@ -229,6 +229,15 @@ impl DocumentTable {
     ) -> Result<(), SteerError> {
         let date = ServedDate { text, records: records.into(), sum: sum(&text), until_ns };
         self.date.insert(0, date.to_words(), 0).map_err(|source| SteerError::map(name::DATE, "set", source))
+    }
+
+    /// Takes `request` away from `port`, and with it the memory of all tables that the programs alone still use.
+    ///
+    /// # Errors
+    /// If the kernel refuses the change.
+    pub fn end(mut self) -> Result<(), SteerError> {
+        let removed = self.program.clear_index(&0);
+        removed.map_err(|source| SteerError::map(name::REQUEST_PROGRAM, "remove the program", source))
     }
 
     /// The number of answers that a counter has counted.

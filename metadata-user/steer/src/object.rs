@@ -391,9 +391,10 @@ impl Object {
         self.pins.path(name)
     }
 
-    /// Pins the maps for the next agent, replacing those pinned there.
+    /// Pins the maps for the next agent, replacing those pinned there. The kernel empties `REQUEST_PROGRAM`, which the next
+    /// agent does not inherit, unless a process holds it or it is pinned.
     pub(super) fn pin_maps(&self, pins: &PinDirectory) -> Result<(), SteerError> {
-        lasting().try_for_each(|map| Ok(self.pin_map(map, pins)?))
+        lasting().chain([name::REQUEST_PROGRAM]).try_for_each(|map| Ok(self.pin_map(map, pins)?))
     }
 }
 
@@ -659,6 +660,7 @@ mod tests {
         let constants = [
             (name::NETNS, (number.as_slice(), true)),
             (name::HUB, (number.as_slice(), true)),
+            (name::ANSWERS_REQUESTS, (number.as_slice(), true)),
             (name::COOKIE_KEY, (&[7; 16][..], true)),
         ];
         let told = object.patch_map_data(constants.into());
