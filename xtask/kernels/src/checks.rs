@@ -116,6 +116,15 @@ pub(crate) const ALL: &[Check] = &[
         &["answers_on_a_tap::the_agent_sees_one_frame_of_a_small_request", "answers_on_a_tap::without_kernel_answers_every_frame_is_steered"],
     ),
     check(
+        "requests on a tap",
+        "guests",
+        &[
+            "requests_on_a_tap::the_kernel_answers_a_third_vm_from_its_own_record",
+            "requests_on_a_tap::published_answers_outlive_a_killed_agent_and_the_next_one_serves_none_of_them",
+        ],
+    )
+    .short(),
+    check(
         "answers by policy",
         "steering",
         &[
