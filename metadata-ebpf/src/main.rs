@@ -120,7 +120,7 @@ fn deal_with(
     let (verdict, action) = match answer_sound(&mut frame, verdict, identity.slot, answers, ingress) {
         Some(Reply::Send(verdict, length)) => send_back(context, &frame, verdict, length),
         Some(Reply::Absorb(verdict)) => (counted(verdict), XDP_DROP),
-        None => steer(context, &mut frame, ingress, verdict, *identity),
+        None => steer(&mut frame, ingress, verdict, *identity),
     };
     let index = anonymous(verdict, ingress.salt());
     (index as u64) << 32 | action as u64
@@ -152,7 +152,7 @@ pub fn request(context: XdpContext) -> u32 {
         return XDP_TX;
     }
     let mut frame = Frame::anew(&context);
-    let (verdict, action) = steer(&context, &mut frame, &ingress, Verdict::SteerIpv4Tcp, handed.identity);
+    let (verdict, action) = steer(&mut frame, &ingress, Verdict::SteerIpv4Tcp, handed.identity);
     let index = anonymous(verdict, ingress.salt());
     if index == Verdict::DropNoHub.index() {
         report_no_hub(&context, &ingress, Verdict::SteerIpv4Tcp, &handed.identity);
@@ -263,13 +263,7 @@ fn send_back(context: &XdpContext, frame: &Frame, verdict: Verdict, length: usiz
 
 /// Stamps the frame and redirects it to its hub.
 #[inline(always)]
-fn steer(
-    context: &XdpContext,
-    frame: &mut Frame,
-    ingress: &Ingress,
-    verdict: Verdict,
-    identity: Identity,
-) -> (Verdict, u32) {
+fn steer(frame: &mut Frame, ingress: &Ingress, verdict: Verdict, identity: Identity) -> (Verdict, u32) {
     // The hub's device would drop such a frame without a count.
     if frame.len() > MAX_STEERED as usize {
         return (counted(Verdict::DropOversize), XDP_DROP);
