@@ -103,9 +103,15 @@ const OWN: [&str; 14] = [
 const OF_REQUESTS: [(&str, u32); 4] =
     [(name::EDITIONS, 1), (name::ANSWERED, 1), (name::ANSWER_COUNTS, 1), (name::ANSWER_RECORDS, 4_096)];
 
-/// Maps that outlive the agent.
-pub(super) fn lasting() -> impl Iterator<Item = &'static str> {
+/// Maps that the next agent inherits.
+fn lasting() -> impl Iterator<Item = &'static str> {
     LASTING.into_iter()
+}
+
+/// Maps with a pin. The kernel empties `REQUEST_PROGRAM`, which the next agent does not inherit, unless a process holds it
+/// or it is pinned.
+pub(super) fn pinned() -> impl Iterator<Item = &'static str> {
+    lasting().chain([name::REQUEST_PROGRAM])
 }
 
 /// Maps that all instances share: every map of the objects except their constants and the ring that each hub owns.
@@ -391,10 +397,9 @@ impl Object {
         self.pins.path(name)
     }
 
-    /// Pins the maps for the next agent, replacing those pinned there. The kernel empties `REQUEST_PROGRAM`, which the next
-    /// agent does not inherit, unless a process holds it or it is pinned.
+    /// Pins the maps for the next agent, replacing those pinned there.
     pub(super) fn pin_maps(&self, pins: &PinDirectory) -> Result<(), SteerError> {
-        lasting().chain([name::REQUEST_PROGRAM]).try_for_each(|map| Ok(self.pin_map(map, pins)?))
+        pinned().try_for_each(|map| Ok(self.pin_map(map, pins)?))
     }
 }
 

@@ -317,7 +317,7 @@ impl Attachments {
     fn check_maps(&mut self) {
         let Some(pins) = self.pins.as_ref().filter(|pins| !pins.are_released()) else { return };
         let missing: Vec<_> =
-            object::lasting().filter(|map| !matches!(pins.map(map).inode(), Ok(Some(_)))).collect();
+            object::pinned().filter(|map| !matches!(pins.map(map).inode(), Ok(Some(_)))).collect();
         for map in missing {
             let Some(pins) = &self.pins else { return };
             let (place, pinned) = (pins.map(map).to_string(), self.object.pin_map(map, pins));
