@@ -292,7 +292,7 @@ fn a_connection_of_the_kernel_goes_on_at_the_next_agent() {
     }
 }
 
-/// Settings with which the kernel answers long after the agent was killed.
+/// A configuration that lets the kernel answer for ten minutes after the agent was killed.
 const LONG: &str = "answer_without_agent_seconds: 600\n";
 
 #[test]
@@ -316,7 +316,7 @@ fn published_answers_outlive_a_killed_agent_and_the_next_one_serves_none_of_them
 }
 
 #[test]
-fn an_agent_that_ends_orderly_withdraws_its_answers() {
+fn an_agent_that_is_stopped_withdraws_its_answers() {
     with_an_agent_to_end(|node, agent, third| {
         until_the_kernel_answers(&agent, third, PATHS[1]);
         agent.stop().expect("it stops");
@@ -331,7 +331,7 @@ fn an_agent_that_ends_orderly_withdraws_its_answers() {
     });
 }
 
-/// A node, an agent with [`LONG`] that has learned what guests ask, and the third guest.
+/// Runs a test with a node, its agent, which is configured by [`LONG`] and has learned a request, and the third guest.
 fn with_an_agent_to_end(test: impl FnOnce(&Node, Agent<'_>, &mut Station)) {
     if !privileged::or_skip() {
         return;
@@ -346,7 +346,7 @@ fn with_an_agent_to_end(test: impl FnOnce(&Node, Agent<'_>, &mut Station)) {
     test(&node, agent, &mut third);
 }
 
-/// Gives the third guest other user-data, and returns them.
+/// Changes the third guest's user-data in its record. Returns the new text.
 fn new_user_data(node: &Node) -> &'static str {
     let text = "#cloud-config\n# written while no agent runs\n";
     node.write(THIRD, |record| record["user_data"] = json!({ "text": text }));

@@ -214,24 +214,25 @@ fn count_instructions(object: &[u8]) -> Result<Vec<(String, u64)>> {
 
 /// Bytes of stack that the kernel allows a program and the functions it calls (`MAX_BPF_STACK`).
 const MAX_STACK: u64 = 512;
-/// The kernel rounds the stack of each function up to these bytes; since Linux 6.8 to 16, where it compiles the program.
+/// Linux 6.1 rounds the stack of each function up to these bytes. Newer kernels round less.
 const STACK_UNIT: u64 = 32;
 /// The register that points to the end of a function's stack.
 const FRAME_POINTER: u8 = 10;
 
-/// Fails if a kernel would refuse a program for its stack. The verifier of this machine may allow more than an older one.
+/// Fails if Linux 6.1 would refuse a program because of its stack. The kernel of this machine may allow more.
 fn ensure_stack(object: &[u8]) -> Result<()> {
     for (program, depth) in stack_depths(object)? {
         ensure!(
             depth <= MAX_STACK,
-            "{program} and the functions it calls take {depth} bytes of stack; kernels before 6.8 allow {MAX_STACK}"
+            "{program} and the functions it calls take {depth} bytes of stack, but Linux 6.1 allows \
+             {MAX_STACK}; move a call out of the deepest chain, or keep values in a map"
         );
     }
     Ok(())
 }
 
-/// Returns the programs by name, with the stack that they and the functions they call take at most, in bytes, as kernels
-/// before 6.8 count it.
+/// Returns each program's name and the most bytes of stack that it takes together with the functions it calls, as Linux
+/// 6.1 counts them.
 fn stack_depths(object: &[u8]) -> Result<Vec<(String, u64)>> {
     let file = File::parse(object).context("the object is not an ELF file")?;
     let functions = functions(&file)?;
@@ -251,7 +252,7 @@ struct Function {
     address: u64,
     /// Bytes of its own stack.
     stack: u64,
-    /// Where the functions begin that it calls.
+    /// The start of each function that it calls.
     calls: Vec<(SectionIndex, u64)>,
 }
 
