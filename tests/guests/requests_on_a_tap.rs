@@ -316,6 +316,35 @@ fn published_answers_outlive_a_killed_agent_and_the_next_one_serves_none_of_them
 }
 
 #[test]
+fn the_answers_of_an_agent_that_followed_another_outlive_it_too() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for takes_over in [false, true] {
+        let mut node = Node::new(Shape::default());
+        let mut stations = std::mem::take(&mut node.stations);
+        let former = node.agent(LONG);
+        let next = if takes_over {
+            let config = format!("answer_requests_in_kernel: true\n{LONG}");
+            let next = node.agent_with(&config, &["--takeover"]);
+            former.stop().expect("it stops");
+            next
+        } else {
+            former.kill().expect("it is killed");
+            node.agent(LONG)
+        };
+        let third = &mut stations.pop().expect("three stations");
+        for station in &mut stations {
+            ask(station, PATHS[1]).expect("an answer");
+        }
+        let before = until_the_kernel_answers(&next, third, PATHS[1]);
+        next.kill().expect("it is killed");
+        let answer = ask(third, PATHS[1]);
+        assert_eq!(answer.expect("an answer by the kernel"), before, "after a takeover: {takes_over}");
+    }
+}
+
+#[test]
 fn an_agent_that_is_stopped_withdraws_its_answers() {
     with_an_agent_to_end(|node, agent, third| {
         until_the_kernel_answers(&agent, third, PATHS[1]);

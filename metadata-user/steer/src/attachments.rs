@@ -748,6 +748,11 @@ impl Attachments {
     pub(super) fn pin_maps(&self) -> Result<(), SteerError> {
         self.pins.as_ref().map_or(Ok(()), |pins| self.object.pin_maps(pins))
     }
+
+    /// Pins the maps that no agent inherits, in place of the previous agent's.
+    pub(super) fn pin_own_maps(&self) -> Result<(), SteerError> {
+        self.pins.as_ref().map_or(Ok(()), |pins| self.object.pin_own_maps(pins))
+    }
 }
 
 // Devices of ports: their MTU, their losses, and how answers reach them.

@@ -401,6 +401,11 @@ impl Object {
     pub(super) fn pin_maps(&self, pins: &PinDirectory) -> Result<(), SteerError> {
         pinned().try_for_each(|map| Ok(self.pin_map(map, pins)?))
     }
+
+    /// Pins the maps that no agent inherits. The previous agent's go with their pins, and so do its published documents.
+    pub(super) fn pin_own_maps(&self, pins: &PinDirectory) -> Result<(), SteerError> {
+        Ok(self.pin_map(name::REQUEST_PROGRAM, pins)?)
+    }
 }
 
 /// The maps that outlive the agent: name, and kind, key bytes, value bytes and entries. The error is a fault of the

@@ -157,6 +157,7 @@ impl InheritedPorts {
             let strays = self.note_identities(maps)?;
             self.sweep_maps(strays, maps)?;
             self.redirect_all(hubs, maps)?;
+            attachments.pin_own_maps()?;
             if !self.inherited.is_empty() {
                 tracing::info!(ports = self.inherited.len(), "inherited the ports of the previous agent");
             }
@@ -432,6 +433,7 @@ impl InheritedPorts {
         for (port, mac, slot) in unbound {
             attachments.unbind_now(&port, mac, slot, maps)?;
         }
+        attachments.pin_own_maps()?;
         maps.set_inherited_state(hubs.side())
     }
 
