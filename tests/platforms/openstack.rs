@@ -209,6 +209,13 @@ impl Node {
         Ok(())
     }
 
+    /// Sets columns of an instance's binding.
+    fn rebind(&self, instance: &Instance, columns: Value) -> Result<()> {
+        let of_port = json!([["logical_port", "==", instance.port]]);
+        let update = json!({"op": "update", "table": "Port_Binding", "where": of_port, "row": columns});
+        self.southbound.transact(&json!(["OVN_Southbound", update])).map(drop)
+    }
+
     fn agent(&self) -> Result<Agent<'_>> {
         let configuration = json!({"openstack": {
             "nova": {"url": self.nova.url(), "secret": self.path("secret")}, "ovsdb": self.ovs.remote(),
@@ -343,6 +350,42 @@ fn guests_are_served_through_outages_and_status_names_who_is_away() {
     let _agent = node.agent().expect("an agent");
     eventually(NOTICE, || gets(guest, META_DATA, 200, id)).expect("an instance of the snapshot");
     status(&node, &["southbound database", "has been away"]).expect("a problem");
+}
+
+#[test]
+fn a_guest_is_told_of_its_live_migration_in_time_and_of_its_end() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let Some(node) = Node::or_skip() else { return };
+    let instance = node.boot(0).expect("an instance");
+    node.bind(&instance).expect("bound");
+    let there = node.southbound.transact(&json!([
+        "OVN_Southbound",
+        {"op": "insert", "table": "Encap", "uuid-name": "encap",
+         "row": {"type": "geneve", "ip": "192.0.2.2", "chassis_name": "node-2"}},
+        insert("Chassis", json!({"name": "node-2", "hostname": "node-2", "encaps": ["named-uuid", "encap"]})),
+    ]));
+    let there = there.expect("another chassis")[1]["uuid"].take();
+    let _agent = node.agent().expect("an agent");
+    let told = |state: Option<&str>| {
+        eventually(NOTICE, || {
+            let document: Value = serde_json::from_str(&get(&instance.guest, "/v1/events")?.1)?;
+            let found = &document["events"][0];
+            ensure!(found["state"].as_str() == state, "{document}");
+            ensure!(state.is_none() || found["kind"] == "freeze", "{document}");
+            Ok(())
+        })
+    };
+    told(None).expect("nothing is planned");
+    // What ovn-northd writes once Neutron has bound the port to both nodes, and then ovn-controller of the other node.
+    node.rebind(&instance, json!({"requested_additional_chassis": there})).expect("bound there");
+    told(Some("scheduled")).expect("the migration is prepared");
+    node.rebind(&instance, json!({"additional_chassis": there})).expect("plugged there");
+    told(Some("started")).expect("memory is sent");
+    let rests = json!({"requested_additional_chassis": ["set", []], "additional_chassis": ["set", []]});
+    node.rebind(&instance, rests).expect("it failed");
+    told(None).expect("the guest stays");
 }
 
 #[test]

@@ -466,6 +466,17 @@ impl<'a> TableRow<'a> {
         let pairs = self.0.get("external_ids").into_iter().flat_map(pairs_of);
         pairs.into_iter().find(|pair| pair[0] == key)?[1].as_str().filter(|text| !text.is_empty())
     }
+
+    /// The rows that a column refers to, by their UUIDs.
+    pub(super) fn references(self, column: &str) -> impl Iterator<Item = &'a str> {
+        // A set of one element may be written as that element (RFC 7047, 5.1).
+        let value = self.0.get(column).unwrap_or(&Value::Null);
+        let atoms = match value[0].as_str() {
+            Some("set") => value[1].as_array().map_or(&[][..], Vec::as_slice),
+            _ => std::slice::from_ref(value),
+        };
+        atoms.iter().filter(|atom| atom[0] == "uuid").filter_map(|atom| atom[1].as_str())
+    }
 }
 
 #[cfg(test)]

@@ -7,9 +7,14 @@
 //! | the instance again, its project and fixed addresses | `Port_Binding` of the southbound database, which Neutron writes |
 //!
 //! Both must name the same instance. No tenant writes either.
+//!
+//! While an instance is migrated, its `Port_Binding` names a second chassis: in `requested_additional_chassis` once
+//! Neutron has bound the port there, and in `additional_chassis` once the tap is there, for which Nova waits before it
+//! sends memory (OVN 22.09; ovn-sb(5)).
 
 use metadata_common::mac::Mac;
 use metadata_common::port::{PortName, is_ifname};
+use metadata_content::record::event::EventState;
 use metadata_content::record::values::is_uuid;
 use metadata_content::record::{Owner, Record, RecordError, RecordLimits};
 use serde_json::{Value, json};
@@ -22,6 +27,9 @@ use super::ovsdb::{MonitoredTables, TableRow};
 const ID_CHARS: usize = 11;
 /// The device of a port with hybrid plug that is on the integration bridge. The tap is behind it.
 const HYBRID: &str = "qvo";
+
+/// The id of the event of a live migration. It is withdrawn with the migration, so the next one is another event.
+const MIGRATION: &str = "migration";
 
 /// A port of an instance on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +51,8 @@ pub(super) struct PortBinding {
     pub(super) project: String,
     /// The fixed addresses with their prefix lengths.
     pub(super) addresses: Vec<String>,
+    /// How far a live migration from this chassis is; `None` without one.
+    pub(super) migration: Option<EventState>,
 }
 
 /// What the source says of an instance.
@@ -79,16 +89,31 @@ fn local_port(row: TableRow<'_>) -> Option<LocalPort> {
     (has_tap && is_uuid(&instance)).then(|| LocalPort { id: id.to_owned(), ifname, mac, instance })
 }
 
-/// What the southbound database says of this chassis' ports, by their ids.
-pub(super) fn bindings(tables: &MonitoredTables) -> BTreeMap<String, PortBinding> {
+/// What the southbound database says of the ports of this chassis, by their ids. A chassis that registers anew may have
+/// two rows for a moment.
+pub(super) fn bindings(tables: &MonitoredTables, chassis: &[String]) -> BTreeMap<String, PortBinding> {
     let of = |row: TableRow<'_>| {
         let instance = row.external_id("neutron:device_id")?.to_ascii_lowercase();
         let project = row.external_id("neutron:project_id")?.to_owned();
         let addresses = row.external_id("neutron:cidrs").unwrap_or_default();
         let addresses = addresses.split_whitespace().map(str::to_owned).collect();
-        Some((row.text("logical_port").to_owned(), PortBinding { instance, project, addresses }))
+        let migration = migration(row, chassis);
+        Some((row.text("logical_port").to_owned(), PortBinding { instance, project, addresses, migration }))
     };
     tables.rows("Port_Binding").filter_map(of).collect()
+}
+
+/// How far a live migration is that leaves this chassis. On the other one the guest does not run yet.
+fn migration(row: TableRow<'_>, chassis: &[String]) -> Option<EventState> {
+    let is_ours = |uuid: &str| chassis.iter().any(|own| own == uuid);
+    let names_another = |column| row.references(column).any(|uuid| !is_ours(uuid));
+    let is_here = row.references("chassis").any(is_ours);
+    let state = match () {
+        () if names_another("additional_chassis") => EventState::Started,
+        () if names_another("requested_additional_chassis") => EventState::Scheduled,
+        () => return None,
+    };
+    is_here.then_some(state)
 }
 
 /// The instances of this node. Only ports that are here count: a binding without one costs nothing.
@@ -131,6 +156,10 @@ fn describe(
         ));
     }
     let nics: Vec<_> = bound.iter().map(|(port, binding)| nic(port, binding)).collect();
+    let migrations = bound.iter().filter_map(|(_, binding)| binding.migration);
+    let migration = migrations.max_by_key(|state| *state == EventState::Started);
+    let event =
+        |state| json!({"id": MIGRATION, "kind": "freeze", "state": state, "description": "live migration"});
     let record = json!({
         "schema": "vmrecord/1",
         "vm": {
@@ -144,6 +173,7 @@ fn describe(
         "placement": {"region": options.region, "zone": options.zone},
         "network": {"nics": nics},
         "serve": {"dialects": options.dialects},
+        "events": migration.map(event).into_iter().collect::<Vec<_>>(),
     });
     NodeInstance::Bound(record, Owner::openstack(&first.project, instance))
 }
@@ -189,6 +219,9 @@ mod tests {
     const OTHER: &str = "77777777-0f6a-4c1b-9a51-2f9a43b1c0de";
     const VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
     const PROJECT: &str = "0123456789abcdef0123456789abcdef";
+    /// The rows of this chassis and of another.
+    const HERE: &str = "00000000-0000-4000-8000-000000000001";
+    const THERE: &str = "00000000-0000-4000-8000-000000000002";
 
     fn tables(table: &str, rows: &[Value]) -> MonitoredTables {
         let rows: serde_json::Map<_, _> = rows
@@ -231,7 +264,8 @@ mod tests {
 
     fn described(interfaces: &[Value], bound: &[Value]) -> BTreeMap<String, NodeInstance> {
         let ports = local_ports(&tables("Interface", interfaces));
-        instances(&ports, &bindings(&tables("Port_Binding", bound)), &OpenstackOptions::default())
+        let bound = bindings(&tables("Port_Binding", bound), &[HERE.to_owned()]);
+        instances(&ports, &bound, &OpenstackOptions::default())
     }
 
     fn only(instances: BTreeMap<String, NodeInstance>) -> NodeInstance {
@@ -299,6 +333,34 @@ mod tests {
         ] {
             let NodeInstance::Refused(reason) = only(described(&two, &bound)) else { panic!("no reason") };
             assert!(words.iter().all(|word| reason.contains(word)), "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_live_migration_is_announced_where_the_guest_runs() {
+        let on = |uuid: &str| json!(["uuid", uuid]);
+        let none = || json!(["set", []]);
+        for (what, chassis, additional, requested, state) in [
+            ("at rest", on(HERE), none(), none(), None),
+            ("bound there", on(HERE), none(), json!(["set", [on(THERE)]]), Some("scheduled")),
+            ("plugged there", on(HERE), on(THERE), on(THERE), Some("started")),
+            ("the other side", on(THERE), on(HERE), on(HERE), None),
+            ("moved", on(THERE), none(), none(), None),
+            ("a database before OVN 22.09", on(HERE), Value::Null, Value::Null, None),
+        ] {
+            let mut moving = binding(PORT, VM, PROJECT);
+            moving["chassis"] = chassis;
+            moving["additional_chassis"] = additional;
+            moving["requested_additional_chassis"] = requested;
+            let ports = [plugged("tap5c2f9b1e-0f", PORT), plugged("tap77777777-0f", OTHER)];
+            let record = parsed(only(described(&ports, &[moving, binding(OTHER, VM, PROJECT)])));
+            let events: Vec<_> =
+                record.events.iter().map(|event| (event.id.as_str(), event.state.name())).collect();
+            assert_eq!(
+                events,
+                state.map(|state| ("migration", state)).into_iter().collect::<Vec<_>>(),
+                "{what}"
+            );
         }
     }
 }

@@ -395,11 +395,10 @@ impl<'a> NodeFollower<'a> {
             // Without a condition it would be all ports of the cloud.
             if !of_chassis.is_empty() {
                 let mut tables = MonitoredTables::default();
-                let wanted = json!({
-                    "Port_Binding": [{"columns": ["logical_port", "external_ids"], "where": of_chassis}],
-                });
+                let followed: Vec<_> = ["logical_port", "external_ids"].iter().chain(&columns).collect();
+                let wanted = json!({"Port_Binding": [{"columns": followed, "where": of_chassis}]});
                 tables.begin(session.monitor(SOUTHBOUND, "ports", &wanted, None).await?)?;
-                bound.send_replace(Some(ports::bindings(&tables)));
+                bound.send_replace(Some(ports::bindings(&tables, &uuids)));
                 loop {
                     let update = session.update().await?;
                     if update.monitor != "ports" {
@@ -407,7 +406,7 @@ impl<'a> NodeFollower<'a> {
                         break;
                     }
                     tables.apply(update)?;
-                    bound.send_replace(Some(ports::bindings(&tables)));
+                    bound.send_replace(Some(ports::bindings(&tables, &uuids)));
                 }
                 session.call("monitor_cancel", json!(["ports"])).await?;
             } else {
