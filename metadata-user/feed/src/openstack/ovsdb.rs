@@ -309,6 +309,10 @@ async fn tcp(address: &str) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
+/// The columns that are followed and may have several elements. Their changes are differences; an optional value changes to
+/// its new value (ovsdb-server(7), "Update2").
+const SETS: [&str; 2] = ["additional_chassis", "requested_additional_chassis"];
+
 /// Finds the end of a JSON object: messages follow each other without a separator.
 #[derive(Default)]
 struct MessageScanner {
@@ -362,10 +366,16 @@ impl TableRows {
                     self.0.insert(uuid.clone(), columns.cloned().unwrap_or_default());
                 }
                 "modify" => {
-                    let row = self.0.entry(uuid.clone()).or_default();
+                    let Some(row) = self.0.get_mut(uuid) else {
+                        return Err(OvsdbError::Unexpected("a change of an unknown row".into()));
+                    };
                     for (column, change) in columns.into_iter().flatten() {
                         let value = row.entry(column.clone()).or_insert(Value::Null);
-                        modify(value, change);
+                        if SETS.contains(&&**column) {
+                            modify_set(value, change);
+                        } else {
+                            modify(value, change);
+                        }
                     }
                 }
                 "delete" => _ = self.0.remove(uuid),
@@ -445,6 +455,27 @@ fn modify(value: &mut Value, change: &Value) {
     *value = json!(["map", pairs]);
 }
 
+/// Applies the change of a set: the elements that it has, or had, alone.
+fn modify_set(value: &mut Value, change: &Value) {
+    let mut atoms: Vec<_> = atoms_of(value).to_vec();
+    for atom in atoms_of(change) {
+        match atoms.iter().position(|known| known == atom) {
+            Some(at) => _ = atoms.remove(at),
+            None => atoms.push(atom.clone()),
+        }
+    }
+    *value = json!(["set", atoms]);
+}
+
+/// The elements of a set of references. A set of one element may be written as that element (RFC 7047, 5.1).
+fn atoms_of(value: &Value) -> &[Value] {
+    match value[0].as_str() {
+        Some("set") => value[1].as_array().map_or(&[], Vec::as_slice),
+        Some(_) => std::slice::from_ref(value),
+        None => &[],
+    }
+}
+
 /// The pairs of a map.
 fn pairs_of(value: &Value) -> impl Iterator<Item = &Value> {
     let pairs = value[1].as_array().filter(|_| value[0] == "map");
@@ -469,19 +500,17 @@ impl<'a> TableRow<'a> {
 
     /// The rows that a column refers to, by their UUIDs.
     pub(super) fn references(self, column: &str) -> impl Iterator<Item = &'a str> {
-        // A set of one element may be written as that element (RFC 7047, 5.1).
-        let value = self.0.get(column).unwrap_or(&Value::Null);
-        let atoms = match value[0].as_str() {
-            Some("set") => value[1].as_array().map_or(&[][..], Vec::as_slice),
-            _ => std::slice::from_ref(value),
-        };
+        let atoms = atoms_of(self.0.get(column).unwrap_or(&Value::Null));
         atoms.iter().filter(|atom| atom[0] == "uuid").filter_map(|atom| atom[1].as_str())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{MESSAGE_BYTES, MessageScanner, OvsdbError, OvsdbRemote, OvsdbSession, ROWS, TableRows};
+    use super::{
+        MESSAGE_BYTES, MessageScanner, MonitoredTables, OvsdbError, OvsdbRemote, OvsdbSession, ROWS,
+        TableRows,
+    };
     use serde_json::{Value, json};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{UnixListener, UnixStream};
@@ -507,6 +536,30 @@ mod tests {
             let first = scanner.advance(&text[..cut]).or_else(|| scanner.advance(text));
             assert_eq!(first, Some(24), "{cut}");
         }
+    }
+
+    #[test]
+    fn a_set_changes_by_its_difference_and_an_optional_value_as_a_whole() {
+        let (one, two) = (json!(["uuid", "1"]), json!(["uuid", "2"]));
+        let mut tables = MonitoredTables::default();
+        tables.begin_with(&json!({"t": {"row": {"insert": {}}}}));
+        for (column, change, kept) in [
+            ("additional_chassis", one.clone(), vec!["1"]),
+            ("additional_chassis", two.clone(), vec!["1", "2"]),
+            ("additional_chassis", json!(["set", [one, two]]), vec![]),
+            ("chassis", two.clone(), vec!["2"]),
+            ("chassis", json!(["set", []]), vec![]),
+        ] {
+            tables.begin_with(&json!({"t": {"row": {"modify": {column: change}}}}));
+            let found: Vec<_> = tables.rows("t").flat_map(|row| row.references(column)).collect();
+            assert_eq!(found, kept, "{column}");
+        }
+    }
+
+    #[test]
+    fn a_change_of_an_unknown_row_is_an_error() {
+        let changed = TableRows::default().apply(&json!({"row": {"modify": {"name": "tap1"}}}));
+        assert!(matches!(changed, Err(OvsdbError::Unexpected(_))), "{changed:?}");
     }
 
     #[test]

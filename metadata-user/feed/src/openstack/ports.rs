@@ -352,7 +352,9 @@ mod tests {
             moving["chassis"] = chassis;
             moving["additional_chassis"] = additional;
             moving["requested_additional_chassis"] = requested;
-            let ports = [plugged("tap5c2f9b1e-0f", PORT), plugged("tap77777777-0f", OTHER)];
+            let mut other = plugged("tap77777777-0f", OTHER);
+            other["external_ids"]["attached-mac"] = json!("fa:16:3e:00:00:02");
+            let ports = [plugged("tap5c2f9b1e-0f", PORT), other];
             let record = parsed(only(described(&ports, &[moving, binding(OTHER, VM, PROJECT)])));
             let events: Vec<_> =
                 record.events.iter().map(|event| (event.id.as_str(), event.state.name())).collect();
