@@ -27,7 +27,7 @@ use std::{fmt, fs};
 
 use crate::identity::SignerReport;
 use crate::service::audit::AuditCounts;
-use crate::service::{BOUNDS_NS, Latencies, WaitEnd, WaitReason, WorkerCounts};
+use crate::service::{BOUNDS_NS, DocumentCounts, Latencies, WaitEnd, WaitReason, WorkerCounts};
 
 /// The `Content-Type` of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -82,6 +82,8 @@ pub struct Snapshot<'a, T> {
     pub config_reloads: Reloads,
     /// Answers of each worker.
     pub tallies: &'a [Arc<WorkerCounts>],
+    /// What is published to the kernel; `None` if it answers no requests.
+    pub documents: Option<DocumentCounts>,
     /// Counters of the audit log; `None` if it is off.
     pub audit: Option<AuditCounts>,
     /// Figures of the process; `None` if `/proc/self` cannot be read.
@@ -186,6 +188,9 @@ pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
     node::errands(&snapshot.errands, &mut out);
     answers(snapshot.tallies, &mut out);
     waits(snapshot.tallies, &mut out);
+    if let Some(counts) = &snapshot.documents {
+        documents(counts, &mut out);
+    }
     if let Some(lines) = &snapshot.audit {
         audit(lines, &mut out);
     }
@@ -463,6 +468,31 @@ fn waits(tallies: &[Arc<WorkerCounts>], out: &mut Exposition) {
     });
     let help = "Ended waits of requests, by reason and outcome.";
     out.family("xdp_imds_parked_total", help, MetricType::Counter, ended.collect::<Vec<_>>());
+}
+
+/// Adds what the kernel answers by itself.
+fn documents(counts: &DocumentCounts, out: &mut Exposition) {
+    let none: [(&str, &str); 0] = [];
+    let DocumentCounts { learned, vms, documents, responses, displaced } = *counts;
+    let gauges = [
+        (
+            "xdp_imds_learned_requests",
+            "Requests whose answers are published to the kernel for each VM.",
+            learned,
+        ),
+        ("xdp_imds_published_vms", "VMs of whose requests the kernel answers some.", vms),
+        (
+            "xdp_imds_published_documents",
+            "Answers in the kernel's table, one for each VM and request.",
+            documents,
+        ),
+        ("xdp_imds_published_responses", "Distinct answers in the kernel's table.", responses),
+    ];
+    for (name, help, value) in gauges {
+        out.family(name, help, MetricType::Gauge, [(none, value)]);
+    }
+    let help = "VMs whose answers were withdrawn from the kernel because a table was full.";
+    out.family("xdp_imds_displaced_vms_total", help, MetricType::Counter, [(none, displaced)]);
 }
 
 /// Adds lines of the audit log by outcome.

@@ -8,6 +8,9 @@
 //! The publisher has a thread of its own, because rendering and entering the documents of a thousand VMs takes some
 //! hundred milliseconds. Withdrawal does not wait for it: the node closes an edition itself.
 
+mod candidates;
+
+use candidates::CandidateRequests;
 use metadata_common::addresses::{Connection, METADATA};
 use metadata_common::answer::PORT;
 use metadata_common::mac::Mac;
@@ -22,6 +25,7 @@ use metadata_content::store::{Datasource, Responses, SlotState};
 use metadata_datapath::afxdp::AllSentTable;
 use metadata_steer::{DocumentTable, Editions, KernelResponse, SteerError};
 use rustix::time::{ClockId, clock_gettime};
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -32,7 +36,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tracing::warn;
 
 use crate::service::audit::{AuditEntry, RequestPath, Tape};
-use crate::service::{ReportedRequest, RequestForm, RequestReports, WorkerCounts, is_plain};
+use crate::service::{DocumentCounts, ReportedRequest, RequestForm, RequestReports, WorkerCounts, is_plain};
 
 /// Limit on learned requests. The one with the fewest recent answers makes room for another.
 pub(crate) const LEARNED: usize = 256;
@@ -42,9 +46,6 @@ const LEARNED_FLOOR: usize = 16;
 
 /// How often the log says that something is not published.
 const WARN_EVERY: Duration = Duration::from_secs(60);
-
-/// Limit on requests that only one VM has sent yet. The oldest makes room for another.
-pub(crate) const CANDIDATES: usize = 1_024;
 
 /// Limit on slots that are published before reports are read again.
 const SLOTS_AT_ONCE: usize = 64;
@@ -66,6 +67,7 @@ pub(crate) struct DocumentPublisher {
     editions: Editions,
     reports: Arc<RequestReports>,
     macs: SlotMacs,
+    counts: Arc<Mutex<DocumentCounts>>,
     end: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -83,12 +85,18 @@ impl DocumentPublisher {
         let (editions, end) = (table.editions().clone(), Arc::new(AtomicBool::new(false)));
         let (its_reports, its_end) = (Arc::clone(&reports), Arc::clone(&end));
         let macs = SlotMacs::default();
-        let its_macs = Arc::clone(&macs);
+        let counts = Arc::new(Mutex::new(DocumentCounts::default()));
+        let (its_macs, its_counts) = (Arc::clone(&macs), Arc::clone(&counts));
         let thread = thread::Builder::new().name("imds-documents".into()).spawn(move || {
             its_reports.publish_here();
-            PublisherThread::new(table, sources, its_reports, its_macs).run(&its_end);
+            PublisherThread::new(table, sources, its_reports, its_macs).run(&its_end, &its_counts);
         })?;
-        Ok(Self { editions, reports, macs, end, thread: Some(thread) })
+        Ok(Self { editions, reports, macs, counts, end, thread: Some(thread) })
+    }
+
+    /// What is published now.
+    pub(crate) fn counts(&self) -> DocumentCounts {
+        *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes what a slot serves by `change`, and sets the MAC of its guest. From before the change until the new documents
@@ -176,13 +184,18 @@ struct PublisherThread {
     sources: DocumentSources,
     reports: Arc<RequestReports>,
     macs: SlotMacs,
-    /// Requests that one slot has sent, oldest first.
-    candidates: VecDeque<ReportedRequest>,
+    candidates: CandidateRequests,
     learned: HashMap<u64, LearnedRequest>,
     /// Increases with each learned request.
     learned_count: u64,
     counters: Vec<AnswerCounter>,
+    /// The place of a counter, by the hash of its request and what it counts.
+    counter_of: HashMap<(u64, Datasource, StatusCode), u16>,
     slots: HashMap<Slot, PublishedSlot>,
+    /// The documents of all slots.
+    document_count: u64,
+    /// Slots that made room in a full table.
+    displaced: u64,
     /// Published slots, in the order in which they were published. Some are there twice.
     order: VecDeque<Slot>,
     /// Slots to publish, each once.
@@ -213,11 +226,14 @@ impl PublisherThread {
             sources,
             reports,
             macs,
-            candidates: VecDeque::new(),
+            candidates: CandidateRequests::default(),
             learned: HashMap::new(),
             learned_count: 0,
             counters: Vec::new(),
+            counter_of: HashMap::new(),
             slots: HashMap::new(),
+            document_count: 0,
+            displaced: 0,
             order: VecDeque::new(),
             waiting: VecDeque::new(),
             is_waiting: HashSet::new(),
@@ -232,7 +248,7 @@ impl PublisherThread {
         }
     }
 
-    fn run(mut self, end: &AtomicBool) {
+    fn run(mut self, end: &AtomicBool, counts: &Mutex<DocumentCounts>) {
         while !end.load(Ordering::Relaxed) {
             self.read_reports();
             self.publish_waiting();
@@ -241,6 +257,7 @@ impl PublisherThread {
             self.count();
             self.record();
             self.free_idle();
+            *counts.lock().unwrap_or_else(PoisonError::into_inner) = self.counts();
             if !self.waiting.is_empty() {
                 continue;
             }
@@ -257,6 +274,16 @@ impl PublisherThread {
         // The next agent's programs replace ours. Until then, workers answer.
         if let Err(error) = self.table.end() {
             warn!("the kernel may answer requests until another agent starts: {error}");
+        }
+    }
+
+    fn counts(&self) -> DocumentCounts {
+        DocumentCounts {
+            learned: self.learned.len() as u64,
+            vms: self.slots.len() as u64,
+            documents: self.document_count,
+            responses: self.bodies.len() as u64,
+            displaced: self.displaced,
         }
     }
 
@@ -296,24 +323,14 @@ impl PublisherThread {
         if self.learned.contains_key(&report.form.hash) {
             return self.enqueue(slot);
         }
-        match self.candidates.iter().position(|known| known.form.hash == report.form.hash) {
-            None => {
-                if self.candidates.len() >= CANDIDATES {
-                    self.candidates.pop_front();
-                }
-                self.candidates.push_back(report);
-            }
-            Some(at) if self.candidates[at].slot != slot => {
-                if let Some(first) = self.candidates.remove(at)
-                    && let SlotState::Ready(responses) = self.sources.content.store().get(slot)
-                    && self.has_room_to_learn(&responses.vm().tenant)
-                {
-                    self.learn(report, responses.vm().tenant.clone());
-                    self.enqueue(first.slot);
-                    self.enqueue(slot);
-                }
-            }
-            Some(_) => {}
+        let SlotState::Ready(responses) = self.sources.content.store().get(slot) else { return };
+        let tenant = &responses.vm().tenant;
+        if let Some(first) = self.candidates.add(tenant, &report)
+            && self.has_room_to_learn(tenant)
+        {
+            self.learn(report, tenant.clone());
+            self.enqueue(first);
+            self.enqueue(slot);
         }
     }
 
@@ -412,23 +429,24 @@ impl PublisherThread {
         let since = if is_same { published.learned } else { 0 };
         let mac = self.macs.lock().unwrap_or_else(PoisonError::into_inner).get(&slot).copied();
         let new = self.learned.values().filter(|learned| learned.number > since);
-        let requests = new.filter_map(|learned| {
-            let request = learned.report.form.request_of(mac.unwrap_or(Mac([0; 6])));
-            let own = self.table.hash(&request).filter(|own| !known.contains(own))?;
-            Some((Arc::clone(&learned.report.form), request, own))
-        });
-        let missing: Vec<_> = requests.collect();
-        for (request_form, request, own) in missing {
+        let forms: Vec<_> = new.map(|learned| Arc::clone(&learned.report.form)).collect();
+        for form in forms {
+            let request = form.request_of(mac.unwrap_or(Mac([0; 6])));
+            let own = match &request {
+                Cow::Borrowed(_) => Some(form.hash),
+                Cow::Owned(request) => self.table.hash(request),
+            };
+            let Some(own) = own.filter(|own| !known.contains(own)) else { continue };
             let Some((response, datasource)) = answer(slot, &request, responses) else { continue };
-            let Some(form) = kernel_response(&response) else { continue };
-            let Some(counter) = self.counter(request_form, datasource, response.status()) else {
+            let Some(bytes) = kernel_response(&response) else { continue };
+            let Some(counter) = self.counter(&form, datasource, response.status()) else {
                 let is_learned = |counter: &AnswerCounter| self.learned.contains_key(&counter.form.hash);
                 if self.counters.iter().all(is_learned) {
                     continue;
                 }
                 return self.begin_anew();
             };
-            let body = match self.body(form.clone()) {
+            let body = match self.body(&bytes) {
                 Ok(body) => body,
                 Err(error) => {
                     self.make_room(slot);
@@ -436,12 +454,13 @@ impl PublisherThread {
                 }
             };
             let key = DocumentKey { slot, edition, request: own };
-            if let Err(error) = self.table.add(key, body.number, &form, counter) {
+            if let Err(error) = self.table.add(key, body.number, &bytes, counter) {
                 self.make_room(slot);
                 return Err(error);
             }
             if let Some(published) = self.slots.get_mut(&slot) {
                 published.documents.push(key);
+                self.document_count += 1;
                 published.bodies.push(body);
             }
         }
@@ -449,33 +468,35 @@ impl PublisherThread {
     }
 
     /// The body of a response, which is added to the kernel's table unless an equal one is there.
-    fn body(&mut self, response: KernelResponse) -> Result<Arc<PublishedBody>, SteerError> {
-        if let Some(body) = self.bodies.get(&response) {
+    fn body(&mut self, response: &KernelResponse) -> Result<Arc<PublishedBody>, SteerError> {
+        if let Some(body) = self.bodies.get(response) {
             return Ok(Arc::clone(body));
         }
         let number = self.bodies_made;
         self.bodies_made += 1;
-        self.table.add_body(number, &response)?;
+        self.table.add_body(number, response)?;
         let body = Arc::new(PublishedBody { number });
-        self.bodies.insert(response, Arc::clone(&body));
+        self.bodies.insert(response.clone(), Arc::clone(&body));
         Ok(body)
     }
 
-    fn counter(&mut self, form: Arc<RequestForm>, datasource: Datasource, status: StatusCode) -> Option<u16> {
-        let is_it = |counter: &AnswerCounter| {
-            (counter.form.hash, counter.datasource, counter.status) == (form.hash, datasource, status)
-        };
-        let at = self.counters.iter().position(is_it).or_else(|| {
-            let has_room = self.counters.len() < MAX_ANSWER_COUNTERS as usize;
-            has_room.then(|| {
-                let at = self.counters.len();
-                // The kernel's counter may have counted for another request.
-                let counted = u16::try_from(at).ok().and_then(|at| self.table.count(at).ok()).unwrap_or(0);
-                self.counters.push(AnswerCounter { form, datasource, status, counted });
-                at
-            })
-        })?;
-        u16::try_from(at).ok()
+    /// The kernel's counter of these answers; `None` if all are in use.
+    fn counter(
+        &mut self,
+        form: &Arc<RequestForm>,
+        datasource: Datasource,
+        status: StatusCode,
+    ) -> Option<u16> {
+        let of = (form.hash, datasource, status);
+        if let Some(at) = self.counter_of.get(&of) {
+            return Some(*at);
+        }
+        let at = u16::try_from(self.counters.len()).ok().filter(|at| u32::from(*at) < MAX_ANSWER_COUNTERS)?;
+        // It may have counted for another request.
+        let counted = self.table.count(at).unwrap_or(0);
+        self.counters.push(AnswerCounter { form: Arc::clone(form), datasource, status, counted });
+        self.counter_of.insert(of, at);
+        Some(at)
     }
 
     /// Withdraws everything and publishes it again, because counters of requests that were forgotten take all the room.
@@ -491,6 +512,7 @@ impl PublisherThread {
         self.add_counts();
         self.record();
         self.counters.clear();
+        self.counter_of.clear();
         Ok(())
     }
 
@@ -505,6 +527,7 @@ impl PublisherThread {
             if let Err(error) = self.table.editions().close(slot) {
                 return self.warn_of(Err(error));
             }
+            self.displaced += u64::from(self.slots.contains_key(&slot));
             self.retire(slot);
         }
     }
@@ -512,6 +535,7 @@ impl PublisherThread {
     /// Forgets what is published for a slot whose edition is closed.
     fn retire(&mut self, slot: Slot) {
         if let Some(published) = self.slots.remove(&slot) {
+            self.document_count -= published.documents.len() as u64;
             self.retired.0.extend(published.documents);
             self.retired.1.extend(published.bodies);
         }

@@ -17,8 +17,8 @@ use super::{
     Reloads, Snapshot, render,
 };
 use crate::identity::SignerReport;
-use crate::service::WorkerCounts;
 use crate::service::audit::AuditCounts;
+use crate::service::{DocumentCounts, WorkerCounts};
 
 fn worker() -> WorkerStats<()> {
     WorkerStats {
@@ -79,6 +79,13 @@ fn text() -> String {
         taps: &[(PortState::Attached, 60), (PortState::Error, 1)],
         instances: &[Instances { source: "file".into(), state: InstanceState::Served, count: 67 }],
         tallies: &[Arc::new(WorkerCounts::default())],
+        documents: Some(DocumentCounts {
+            learned: 101,
+            vms: 102,
+            documents: 103,
+            responses: 104,
+            displaced: 105,
+        }),
         audit: Some(AuditCounts { written: 81, sampled: 82, queue_full: 83, write_failed: 84 }),
         process: ProcessMetrics::read(),
         attaching: AttachHistogram { lag, ..AttachHistogram::default() },
@@ -276,6 +283,7 @@ fn a_family_without_samples_is_left_out() {
         taps: &[],
         instances: &[],
         tallies: &[],
+        documents: None,
         audit: None,
         process: None,
         attaching: AttachHistogram::default(),

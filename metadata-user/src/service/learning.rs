@@ -13,6 +13,7 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_SLOTS, Slot};
 use metadata_content::http::parse::RequestHead;
 use metadata_content::http::{Method, Response};
+use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -71,14 +72,21 @@ impl RequestForm {
         Some(Self { hash: hash_of(&bytes, key)?, bytes, mac_at })
     }
 
-    /// The request of the VM with this MAC.
+    /// The request of the VM with this MAC. All VMs send the same bytes, with [the hash](Self::hash) of the form, if it is
+    /// borrowed.
     #[must_use]
-    pub fn request_of(&self, mac: Mac) -> Vec<u8> {
+    pub fn request_of(&self, mac: Mac) -> Cow<'_, [u8]> {
+        let Some(at) = self.mac_at else { return Cow::Borrowed(&self.bytes) };
         let mut request = self.bytes.to_vec();
-        if let Some(at) = self.mac_at {
-            request[at..at + MAC_LENGTH].copy_from_slice(mac.to_string().as_bytes());
-        }
-        request
+        request[at..at + MAC_LENGTH].copy_from_slice(mac.to_string().as_bytes());
+        Cow::Owned(request)
+    }
+}
+
+impl ReportedRequest {
+    /// A request of these bytes; `None` if the kernel answers none of this length.
+    pub(crate) fn of(slot: Slot, request: &[u8], key: &CookieKey) -> Option<Self> {
+        RequestForm::of(request, key).map(|form| Self { slot, form: Arc::new(form) })
     }
 }
 
@@ -87,6 +95,21 @@ impl fmt::Debug for ReportedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReportedRequest").field("slot", &self.slot).finish_non_exhaustive()
     }
+}
+
+/// What is published to the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DocumentCounts {
+    /// Learned requests.
+    pub learned: u64,
+    /// VMs with an open edition.
+    pub vms: u64,
+    /// Answers, one for each VM and request.
+    pub documents: u64,
+    /// Distinct answers.
+    pub responses: u64,
+    /// VMs whose answers were withdrawn since the start because a table was full.
+    pub displaced: u64,
 }
 
 /// Shared by the workers and the publisher. No method waits.
@@ -138,14 +161,13 @@ impl RequestReports {
         if !is_eligible {
             return;
         }
-        let Some(form) = RequestForm::of(bytes, &self.key) else { return };
-        if self.entry(form.hash).load(Ordering::Relaxed) == form.hash {
+        let Some(report) = ReportedRequest::of(connection.slot, bytes, &self.key) else { return };
+        let hash = report.form.hash;
+        if self.entry(hash).load(Ordering::Relaxed) == hash {
             return self.mark(connection.slot);
         }
         let is_plain = |name: &str| PLAIN_FIELDS.iter().any(|plain| name.eq_ignore_ascii_case(plain));
-        if head.headers.iter().all(|(name, _)| is_plain(name))
-            && self.reports.push(ReportedRequest { slot: connection.slot, form: Arc::new(form) }).is_ok()
-        {
+        if head.headers.iter().all(|(name, _)| is_plain(name)) && self.reports.push(report).is_ok() {
             self.wake();
         }
     }
@@ -249,7 +271,7 @@ mod tests {
         };
         let [first, second] = macs.map(|mac| RequestForm::of(&request(mac), &key).expect("a form"));
         assert!(first == second);
-        assert_eq!(first.request_of(macs[0].parse().expect("a MAC")), request(macs[0]));
+        assert_eq!(*first.request_of(macs[0].parse().expect("a MAC")), *request(macs[0]));
         for other in ["52:54:00:00:00:0g", "", "52:54:00:00:00:01 HTTP/1.1\r\nUser-Agent: /macs/x"] {
             let form = RequestForm::of(&request(other), &key).expect("a form");
             assert!(form != first, "{other}");

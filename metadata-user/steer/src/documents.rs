@@ -267,12 +267,35 @@ fn grace_period() {
 
 /// The folded sum of 16-bit words in wire order (RFC 1071).
 fn sum(bytes: &[u8]) -> u16 {
-    let words = bytes
-        .chunks(2)
-        .map(|pair| u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)])));
-    let mut sum: u64 = words.sum();
+    // The sum does not depend on where a word is in a larger one, nor, but for the order of its bytes, on theirs.
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let halves = |word: &[u8; 8]| {
+        let word = u64::from_ne_bytes(*word);
+        (word >> 32) + (word & 0xffff_ffff)
+    };
+    let mut sum: u64 = words.iter().chain([&last]).map(halves).sum();
     while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
+        sum = (sum >> 16) + (sum & 0xffff);
     }
-    sum as u16
+    u16::from_be_bytes((sum as u16).to_ne_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sum;
+
+    #[test]
+    fn a_sum_is_that_of_the_words_in_their_order_on_the_wire() {
+        for (bytes, expected) in [
+            (&b""[..], 0),
+            (&[0x12], 0x1200),
+            (&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7], 0xddf2),
+            (&[0xff; 17], 0xff00),
+            (&[0x80, 0x01, 0x80, 0x01], 0x0003),
+        ] {
+            assert_eq!(sum(bytes), expected, "{bytes:02x?}");
+        }
+    }
 }

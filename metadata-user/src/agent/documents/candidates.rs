@@ -1,7 +1,7 @@
 //! Requests that one VM has sent, until a second one sends them, too.
 
-use metadata_common::share::Tenant;
 use metadata_common::maps::Slot;
+use metadata_common::share::Tenant;
 use std::collections::{HashMap, VecDeque};
 
 use crate::service::ReportedRequest;

@@ -23,7 +23,7 @@ use crate::agent::state::{NodeState, unix_now};
 use crate::identity::SignedItem;
 use crate::service::audit::collect::FollowedGuests;
 use crate::service::audit::{AuditCounts, Collector, TokenLine};
-use crate::service::{Answer, AnswerSource as _, HandedRequest};
+use crate::service::{Answer, AnswerSource as _, DocumentCounts, HandedRequest};
 
 /// The content that a slot serves.
 pub(crate) enum SlotContent {
@@ -190,6 +190,11 @@ impl AnswerPublisher {
     /// Opens the audit log again, after it was rotated.
     pub(crate) fn reopen_audit(&self) {
         self.collector.borrow().reopen();
+    }
+
+    /// What is published to the kernel; `None` if it answers no requests.
+    pub(super) fn document_counts(&self) -> Option<DocumentCounts> {
+        self.documents.as_ref().map(DocumentPublisher::counts)
     }
 
     /// Counts of audit lines; `None` without an audit log.

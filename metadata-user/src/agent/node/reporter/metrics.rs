@@ -58,6 +58,7 @@ impl Reporter {
                 .map(|(issuer, publication)| (publication.report(), issuer.counts())),
             config_reloads: self.reloads,
             tallies: &self.tallies,
+            documents: ports.answers().document_counts(),
             audit: ports.answers().audit_counts(),
             process: ProcessMetrics::read(),
             errands: catalogue.errands(),
