@@ -41,7 +41,8 @@ pub(super) static DIALECT: Description = Description::new(
         Mount::open("/").at(Host::Wireserver),
         Mount::open("/").at(Host::HostPlugin),
     ],
-    "`DataSourceAzure`; azure-identity; ohai; systemd-imdsd; WALinuxAgent 2.2.47, 2.7.3 and 2.12",
+    "`DataSourceAzure`; azure-identity; ohai; systemd-imdsd; WALinuxAgent 2.2.47, 2.7.3 and 2.12; Pacemaker's \
+     azure-events-az",
     render,
 )
 .remark(
