@@ -10,6 +10,7 @@
 //!  └───────────────────────────────────────────────────────────────┘
 //! ```
 
+mod events;
 mod image;
 mod report;
 mod wire;
@@ -32,6 +33,7 @@ use support::host::Host;
 use support::netns::Namespace;
 use support::record::replace;
 use support::{agent, host};
+use wire::Finding;
 
 /// The programs that the verb runs, and their Debian packages.
 const TOOLS: &[(&str, &str)] = &[
@@ -55,6 +57,10 @@ pub(crate) struct Args {
     /// Let Debian's libvirt start the guest; its hook makes the record from the domain's metadata and a file
     #[arg(long)]
     libvirt: bool,
+    /// Announce events once the guest has reported. Its cloud-init installs the book's unit, which must acknowledge them
+    /// and shut the guest down
+    #[arg(long, conflicts_with = "libvirt")]
+    events: bool,
     /// Make the image again, even if the cached one fits its recipe
     #[arg(long)]
     rebuild: bool,
@@ -84,15 +90,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     };
     let image = ready(args)?;
+    let cloud_config = args.events.then(events::cloud_config).transpose()?;
     let mut boots = Vec::new();
     for &dialect in &args.dialect {
-        let subject = BootSubject::of(dialect);
+        let subject = BootSubject { cloud_config, ..BootSubject::of(dialect) };
         let directory = shell::target().join("guest").join(dialect.name());
         let patience = Duration::from_secs(args.timeout);
         let (outcome, more) = if args.libvirt {
             image::boot(&image, &subject, &agent, &directory.with_extension("libvirt"), patience)?
         } else {
-            (boot(&image, &subject, &agent, &directory, patience)?, Vec::new())
+            boot(&image, &subject, &agent, &directory, patience)?
         };
         let mut findings = wire::findings(&subject, &outcome);
         findings.extend(more);
@@ -121,6 +128,8 @@ fn ready(args: &Args) -> Result<DiskImage> {
 // Boots a guest once: a namespace with bridge, tap and DHCP server, the agent on the tap, and QEMU behind the tap.
 
 const TAP: &str = "tap0";
+/// The file of the guest's record.
+const RECORD: &str = "guest.yaml";
 /// The kernel's command line. It turns off mitigations and security modules, which slow an emulated processor down.
 const KERNEL: &str = "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=1 mitigations=off audit=0 \
                       apparmor=0 xdp-imds-report";
@@ -150,21 +159,22 @@ struct BootOutcome {
     directory: PathBuf,
 }
 
-/// Boots the image once and collects the results. All processes that it started have ended when it returns.
+/// Boots the image once and collects the results, and the findings about events if they were announced. All processes
+/// that it started have ended when it returns.
 fn boot(
     image: &DiskImage,
     subject: &BootSubject,
     agent: &Path,
     directory: &Path,
     patience: Duration,
-) -> Result<BootOutcome> {
+) -> Result<(BootOutcome, Vec<Finding>)> {
     // Files of an earlier boot could be taken for files of this one.
     if directory.exists() {
         fs::remove_dir_all(directory).with_context(|| format!("cannot empty {}", directory.display()))?;
     }
     let records = directory.join("records");
     fs::create_dir_all(&records).with_context(|| format!("cannot make {}", records.display()))?;
-    let record = records.join("guest.yaml");
+    let record = records.join(RECORD);
     replace(&record, &subject.record())?;
     // Records hold secrets, so the agent warns of records that everybody may read.
     fs::set_permissions(&record, fs::Permissions::from_mode(0o640))?;
@@ -185,11 +195,15 @@ fn boot(
     println!("guest: booting for {name} under {accelerator}, console in {}", console.display());
     let started = Instant::now();
     let mut qemu = Running(host.ns().spawn(&mut qemu(image, subject, accelerator, directory)?)?);
-    let ended = || Ok(qemu.0.try_wait()?.map(|status| status.to_string()));
-    let waited = wait(ended, directory, patience);
+    let mut ended = || Ok(qemu.0.try_wait()?.map(|status| status.to_string()));
+    let waited = wait(&mut ended, directory, patience);
     let metrics = (before, agent.metrics()?);
+    let announced = match subject.cloud_config {
+        Some(_) if waited.is_ok() => events::announce(&agent, &records, RECORD, directory, ended),
+        _ => Ok(Vec::new()),
+    };
     fs::write(directory.join("agent.log"), agent.log())?;
-    let (report, reported) = waited?;
+    let ((report, reported), findings) = (waited?, announced?);
     drop(qemu);
     let traffic = wire::read(&fs::read(directory.join("wire.pcap"))?, subject.mac)?;
     let status = agent.stop()?;
@@ -197,7 +211,9 @@ fn boot(
         bail!("the agent ended with {status} after SIGTERM; see agent.log in {}", directory.display());
     }
     let time = reported.duration_since(started);
-    Ok(BootOutcome { report, time, accelerator, traffic, metrics, directory: directory.to_owned() })
+    let outcome =
+        BootOutcome { report, time, accelerator, traffic, metrics, directory: directory.to_owned() };
+    Ok((outcome, findings))
 }
 
 /// A child process that is killed when this guard is dropped.
@@ -372,6 +388,8 @@ struct BootSubject {
     marker: &'static str,
     /// The address that the DHCP server assigns.
     lease: Ipv4Addr,
+    /// The beginning of its user-data, up to an entry of `runcmd`, if it must react to events.
+    cloud_config: Option<&'static str>,
 }
 
 impl BootSubject {
@@ -390,6 +408,7 @@ impl BootSubject {
             ssh_key: "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8wUQ0H0m1c3a0nYf1mVYQx0b7m2wq8q0R4T0qX9V1k lab@example",
             marker: "applied",
             lease: LEASE,
+            cloud_config: None,
         }
     }
 
@@ -410,10 +429,16 @@ impl BootSubject {
         }
     }
 
+    fn user_data(&self) -> String {
+        let (start, more) = match self.cloud_config {
+            Some(start) => (start, events::TELLS),
+            None => ("#cloud-config\nruncmd:\n", ""),
+        };
+        format!("{start}{more}- [sh, -c, \"echo {} > {MARKER}\"]\n", self.marker)
+    }
+
     /// Returns the record as JSON, which is also YAML.
     fn record(&self) -> String {
-        let script = format!("echo {} > {MARKER}", self.marker);
-        let user_data = format!("#cloud-config\nruncmd:\n- [sh, -c, \"{script}\"]\n");
         let record = json!({
             "schema": "vmrecord/1",
             "generation": 1,
@@ -426,7 +451,7 @@ impl BootSubject {
             "hostname": {"short": self.hostname, "domain": "lab.internal"},
             "placement": {"region": "local", "zone": "local-a"},
             "ssh_keys": [{"name": "default", "key": self.ssh_key}],
-            "user_data": {"text": user_data},
+            "user_data": {"text": self.user_data()},
             "metadata": {"role": "guest"},
             "network": {"nics": [{
                 "id": "n0",

@@ -27,12 +27,16 @@ const DEFAULT_MIRROR: &str = "http://deb.debian.org/debian";
 /// The guest's packages, in addition to debootstrap's minbase.
 const PACKAGES: &[&str] = &[
     "cloud-init",
+    // For the unit that waits for events.
+    "curl",
     // cloud-init depends on this one through virtual packages, which debootstrap does not resolve.
     "python3-cffi-backend",
     "ifupdown",
     "iproute2",
     "isc-dhcp-client",
     "linux-image-cloud-amd64",
+    // For `route`, by which cloud-init makes ifupdown add a default route to a static address.
+    "net-tools",
     "netbase",
     // For ssh-keygen, because a first boot makes host keys.
     "openssh-client",
@@ -356,7 +360,6 @@ pub(super) fn boot(
         true,
     ));
     let xml = libvirt.virsh(&["dumpxml", subject.hostname])?;
-    // The domain is destroyed at once, because the guest powers itself off after its report.
     findings.push(node.end(&libvirt)?);
     drop(libvirt);
     findings.push(node.calls(&xml)?);

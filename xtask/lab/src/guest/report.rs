@@ -161,6 +161,11 @@ pub(super) fn boot(subject: &BootSubject, outcome: &BootOutcome, findings: &[Fin
         "  {} connections, {} segments sent again",
         outcome.traffic.connections, outcome.traffic.repeated
     );
+    let events = &outcome.traffic.events;
+    if !events.is_empty() {
+        println!("\nrequests about events");
+        events.iter().for_each(|exchange| println!("  {}", line(exchange)));
+    }
     println!("\nnetwork configuration written by cloud-init");
     let stanzas = report.interfaces.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     stanzas.for_each(|line| println!("  {line}"));
@@ -174,7 +179,7 @@ pub(super) fn boot(subject: &BootSubject, outcome: &BootOutcome, findings: &[Fin
         serious.iter().chain(&others).for_each(|line| println!("  {line}"));
     }
     println!("\nconsole, packet dump and logs: {}", outcome.directory.display());
-    let all = exchanges.iter().fold(String::new(), |mut all, exchange| {
+    let all = exchanges.iter().chain(events).fold(String::new(), |mut all, exchange| {
         // Writing to a string cannot fail.
         let _written = writeln!(all, "{:>9.3} s  {}", exchange.at.as_secs_f64(), line(exchange));
         all

@@ -23,6 +23,8 @@ const PREFIXES: [usize; 3] = [0, 10, 12];
 /// The port of every dialect. A booting guest uses it for nothing else.
 const HTTP: u16 = 80;
 const DHCP_SERVER: u16 = 67;
+/// The path of events. Every dialect has it.
+const EVENTS: &str = "/v1/events";
 
 /// A request and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,8 +46,10 @@ pub(super) struct Exchange {
 /// The traffic that the report shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Traffic {
-    /// The requests in their order.
+    /// cloud-init's requests in their order.
     pub(super) exchanges: Vec<Exchange>,
+    /// The requests about events, which cloud-init does not make.
+    pub(super) events: Vec<Exchange>,
     /// Connections that the guest opened for them.
     pub(super) connections: usize,
     /// SYNs and requests that the guest sent again.
@@ -73,8 +77,10 @@ pub(super) fn read(dump: &[u8], nic: Mac) -> Result<Traffic> {
         reader.frame(time, frame).unwrap_or_default();
         at = start + len as usize;
     }
-    reader.traffic.connections = reader.opened.len();
-    Ok(reader.traffic)
+    let mut traffic = reader.traffic;
+    traffic.connections = reader.opened.len();
+    (traffic.events, traffic.exchanges) = traffic.exchanges.into_iter().partition(Exchange::is_about_events);
+    Ok(traffic)
 }
 
 fn word(dump: &[u8], at: usize) -> Option<u32> {
@@ -311,6 +317,10 @@ fn asked_again<'a>(exchanges: &'a [Exchange], twice: &[&str]) -> Vec<&'a str> {
 }
 
 impl Exchange {
+    fn is_about_events(&self) -> bool {
+        self.request.split(' ').nth(1).is_some_and(|target| target.starts_with(EVENTS))
+    }
+
     /// Whether the answer's status is a success.
     pub(super) fn answered_well(&self) -> bool {
         let status = self.answer.as_deref().and_then(|line| line.split(' ').nth(1));
@@ -395,6 +405,7 @@ mod tests {
             segment(true, 4000, 0x18, "GET /v1/meta-data HTTP/1.1\r\nHost: x\r\n\r\n"),
             segment(false, 4000, 0x18, "HTTP/1.1 200 OK\r\n\r\n"),
             segment(true, 4001, 0x18, "GET /v1/user-data HTTP/1.1\r\n\r\n"),
+            segment(true, 4002, 0x18, "GET /v1/events?incarnation=1 HTTP/1.1\r\n\r\n"),
         ];
         for prefix in [0, 10, 12] {
             let traffic = read(&dump(prefix, &frames), NIC).expect("a dump");
@@ -411,6 +422,8 @@ mod tests {
             assert_eq!(traffic.exchanges[1].answer, None, "{prefix}");
             assert_eq!(traffic.exchanges[1].at, Duration::from_micros(300), "{prefix}");
             assert_eq!((traffic.connections, traffic.repeated), (1, 2), "{prefix}");
+            let [events] = &traffic.events[..] else { panic!("{prefix}: {traffic:?}") };
+            assert_eq!(events.request, "GET /v1/events?incarnation=1", "{prefix}");
         }
     }
 

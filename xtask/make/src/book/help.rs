@@ -112,7 +112,8 @@ const RECORD: &str = "tests/vectors/record.yaml";
 
 /// The kind of a YAML block.
 enum Sample {
-    /// Objects of Kubernetes, which `cargo xtask manifests` checks, and kustomizations.
+    /// Objects of Kubernetes, which `cargo xtask manifests` checks, kustomizations, and user-data, which `cargo xtask
+    /// guest` runs.
     Foreign,
     /// A VM's record.
     Record,
@@ -176,7 +177,7 @@ pub(super) fn unshown(pages: &[Page]) -> Vec<String> {
 
 fn sample(text: &str) -> Sample {
     let has = |start: &str| text.lines().any(|line| line.starts_with(start));
-    if has("apiVersion:") || has("resources:") {
+    if has("apiVersion:") || has("resources:") || has("#cloud-config") {
         Sample::Foreign
     } else if has("schema: vmrecord/") {
         Sample::Record
