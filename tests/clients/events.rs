@@ -2,7 +2,6 @@
 //! package registry, Pacemaker's resource agent for Azure from Debian, and a unit of systemd that asks by curl.
 
 use std::fs;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use metadata_content::source::RecordSource;
 use metadata_control::instances::{add_event, events, wait_for_acknowledgement};
 use serde_json::{Value, json};
 use support::agent::Agent;
+use support::event_unit;
 use support::eventually::eventually;
 use support::exposition::total;
 use support::inside::{self, Libraries, SCRIPT_SECONDS};
@@ -183,11 +183,15 @@ fn a_unit_that_waits_by_curl_saves_its_work_before_the_host_goes_on() {
     }
     let node = OneGuest::with_record(|_| {});
     let agent = node.agent();
-    let (save, saved) = (node.file("save"), node.file("saved"));
+    let (save, saved, off) = (node.file("save"), node.file("saved"), node.file("off"));
     write_script(&save, &format!("#!/bin/sh\necho \"$1\" >> {}\n", saved.display())).expect("a script");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/drain.sh");
+    // It saves and powers off nothing but the guest.
+    let script = event_unit::file("/usr/local/sbin/host-events").expect("the page has it");
+    let script = script.replace("/usr/local/sbin/save", &save.display().to_string());
+    let script = script.replace("systemctl poweroff", &format!("echo off >> {}", off.display()));
+    assert!(!script.contains("systemctl") && !script.contains("/usr/"), "{script}");
     let mut command = Command::new("sh");
-    command.arg(script).arg(&save).stdin(Stdio::null()).stderr(Stdio::null());
+    command.args(["-c", &script]).stdin(Stdio::null()).stderr(Stdio::null());
     let _unit = Unit(node.guest.ns().spawn(&mut command).expect("it runs"));
     eventually(PATIENCE, || {
         let waiting = total(&agent.metrics()?, "xdp_imds_parked_requests", Some(("reason", "change")));
@@ -207,4 +211,11 @@ fn a_unit_that_waits_by_curl_saves_its_work_before_the_host_goes_on() {
     }
     let all = fs::read_to_string(&saved).expect("the guest saved its work");
     assert_eq!(all.lines().collect::<Vec<_>>(), ["drain-1", "stop"], "each once");
+    assert!(!off.exists(), "its end has not begun");
+    announce(&node, json!({"id": "stop", "kind": "terminate", "state": "started"}));
+    eventually(PATIENCE, || {
+        ensure!(off.exists(), "it goes on");
+        Ok(())
+    })
+    .expect("it powers itself off");
 }

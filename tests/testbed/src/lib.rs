@@ -18,6 +18,7 @@
 pub mod agent;
 pub mod answers;
 pub mod bpffs;
+pub mod event_unit;
 pub mod eventually;
 pub mod guest;
 pub mod host;

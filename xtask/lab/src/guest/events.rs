@@ -13,8 +13,6 @@ use support::exposition::total;
 
 use super::wire::{Finding, finding};
 
-/// The page of the book whose `#cloud-config` the guest runs.
-const PAGE: &str = include_str!("../../../../docs/src/operate/events.md");
 /// An entry for the list `runcmd`, with which the page's `#cloud-config` ends. The guest then also tells the lab what it
 /// saved, on the port of its report.
 pub(super) const TELLS: &str = "- echo 'echo \"saved $1\" > /dev/ttyS1' >> /usr/local/sbin/save\n";
@@ -51,13 +49,6 @@ struct EventReaction {
     acknowledged: Result<Duration>,
     /// The events for which the guest had saved by then.
     saved: Vec<String>,
-}
-
-/// Returns the `#cloud-config` that the book shows.
-pub(super) fn cloud_config() -> Result<&'static str> {
-    let blocks = PAGE.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
-    let found = blocks.into_iter().find(|block| block.starts_with("#cloud-config\n"));
-    found.context("docs/src/operate/events.md has no block of YAML that starts with #cloud-config")
 }
 
 /// Announces the events of the record `name`, and checks what the guest does. `ended` returns how QEMU ended, or `None`
@@ -161,7 +152,8 @@ mod tests {
     use serde_json::Value;
     use std::time::Duration;
 
-    use super::{EventReaction, TELLS, cloud_config, saved, saves, shuts_down};
+    use super::{EventReaction, TELLS, saved, saves, shuts_down};
+    use support::event_unit::cloud_config;
 
     #[test]
     fn the_user_data_of_the_book_installs_and_starts_a_unit() {
