@@ -480,7 +480,7 @@ fn documents(counts: &DocumentCounts, out: &mut Exposition) {
             "Requests whose answers are published to the kernel for each VM.",
             learned,
         ),
-        ("xdp_imds_published_vms", "VMs of whose requests the kernel answers some.", vms),
+        ("xdp_imds_published_vms", "VMs for which the kernel answers requests.", vms),
         (
             "xdp_imds_published_documents",
             "Answers in the kernel's table, one for each VM and request.",

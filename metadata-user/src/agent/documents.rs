@@ -189,7 +189,7 @@ struct PublisherThread {
     /// Increases with each learned request.
     learned_count: u64,
     counters: Vec<AnswerCounter>,
-    /// The place of a counter, by the hash of its request and what it counts.
+    /// The index of each counter, by the request's hash, the dialect and the status.
     counter_of: HashMap<(u64, Datasource, StatusCode), u16>,
     slots: HashMap<Slot, PublishedSlot>,
     /// The documents of all slots.

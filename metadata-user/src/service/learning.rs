@@ -72,8 +72,8 @@ impl RequestForm {
         Some(Self { hash: hash_of(&bytes, key)?, bytes, mac_at })
     }
 
-    /// The request of the VM with this MAC. All VMs send the same bytes, with [the hash](Self::hash) of the form, if it is
-    /// borrowed.
+    /// The request of the VM with this MAC. It is borrowed if every VM sends the same bytes; then its hash is
+    /// [that of the form](Self::hash).
     #[must_use]
     pub fn request_of(&self, mac: Mac) -> Cow<'_, [u8]> {
         let Some(at) = self.mac_at else { return Cow::Borrowed(&self.bytes) };

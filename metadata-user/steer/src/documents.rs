@@ -267,19 +267,14 @@ fn grace_period() {
 
 /// The folded sum of 16-bit words in wire order (RFC 1071).
 fn sum(bytes: &[u8]) -> u16 {
-    // The sum does not depend on where a word is in a larger one, nor, but for the order of its bytes, on theirs.
-    let (words, rest) = bytes.as_chunks::<8>();
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    let halves = |word: &[u8; 8]| {
-        let word = u64::from_ne_bytes(*word);
-        (word >> 32) + (word & 0xffff_ffff)
-    };
-    let mut sum: u64 = words.iter().chain([&last]).map(halves).sum();
+    let words = bytes
+        .chunks(2)
+        .map(|pair| u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)])));
+    let mut sum: u64 = words.sum();
     while sum > 0xffff {
-        sum = (sum >> 16) + (sum & 0xffff);
+        sum = (sum & 0xffff) + (sum >> 16);
     }
-    u16::from_be_bytes((sum as u16).to_ne_bytes())
+    sum as u16
 }
 
 #[cfg(test)]

@@ -108,8 +108,8 @@ fn lasting() -> impl Iterator<Item = &'static str> {
     LASTING.into_iter()
 }
 
-/// Maps with a pin. The kernel empties `REQUEST_PROGRAM`, which the next agent does not inherit, unless a process holds it
-/// or it is pinned.
+/// Maps that the agent pins. No agent inherits `REQUEST_PROGRAM`, but without a pin the kernel would empty it as soon as
+/// the agent ends.
 pub(super) fn pinned() -> impl Iterator<Item = &'static str> {
     lasting().chain([name::REQUEST_PROGRAM])
 }
@@ -402,7 +402,8 @@ impl Object {
         pinned().try_for_each(|map| Ok(self.pin_map(map, pins)?))
     }
 
-    /// Pins the maps that no agent inherits. The previous agent's go with their pins, and so do its published documents.
+    /// Pins the maps that no agent inherits, in place of the previous agent's. The kernel then frees those, and the
+    /// documents that the previous agent published.
     pub(super) fn pin_own_maps(&self, pins: &PinDirectory) -> Result<(), SteerError> {
         Ok(self.pin_map(name::REQUEST_PROGRAM, pins)?)
     }

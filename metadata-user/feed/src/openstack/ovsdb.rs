@@ -413,6 +413,8 @@ impl MonitoredTables {
     }
 
     fn change(&mut self, tables: &Value, transaction: Option<String>) -> Result<(), OvsdbError> {
+        // Differences must not be applied twice. After a change that failed in its middle the next monitor begins anew.
+        self.transaction = None;
         for (table, changes) in tables.as_object().into_iter().flatten() {
             self.tables.entry(table.clone()).or_default().apply(changes)?;
         }
@@ -455,7 +457,7 @@ fn modify(value: &mut Value, change: &Value) {
     *value = json!(["map", pairs]);
 }
 
-/// Applies the change of a set: the elements that it has, or had, alone.
+/// Applies the change of a set, which lists the elements to add and those to remove.
 fn modify_set(value: &mut Value, change: &Value) {
     let mut atoms: Vec<_> = atoms_of(value).to_vec();
     for atom in atoms_of(change) {
@@ -557,9 +559,15 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_an_unknown_row_is_an_error() {
-        let changed = TableRows::default().apply(&json!({"row": {"modify": {"name": "tap1"}}}));
+    fn after_a_change_of_an_unknown_row_the_next_monitor_begins_anew() {
+        let mut tables = MonitoredTables::default();
+        let row = json!({"t": {"row": {"insert": {"name": "tap1"}}}});
+        tables.change(&row, Some("t1".into())).expect("a good change");
+        assert_eq!(tables.since(), Some("t1"));
+        let unknown = json!({"t": {"another": {"modify": {"name": "tap2"}}}});
+        let changed = tables.change(&unknown, Some("t2".into()));
         assert!(matches!(changed, Err(OvsdbError::Unexpected(_))), "{changed:?}");
+        assert_eq!(tables.since(), None);
     }
 
     #[test]

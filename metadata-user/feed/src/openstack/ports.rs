@@ -51,7 +51,7 @@ pub(super) struct PortBinding {
     pub(super) project: String,
     /// The fixed addresses with their prefix lengths.
     pub(super) addresses: Vec<String>,
-    /// How far a live migration from this chassis is; `None` without one.
+    /// The state of a live migration away from this chassis; `None` without one.
     pub(super) migration: Option<EventState>,
 }
 
@@ -103,7 +103,8 @@ pub(super) fn bindings(tables: &MonitoredTables, chassis: &[String]) -> BTreeMap
     tables.rows("Port_Binding").filter_map(of).collect()
 }
 
-/// How far a live migration is that leaves this chassis. On the other one the guest does not run yet.
+/// The state of a live migration away from this chassis. The target does not announce it, because the guest does not run
+/// there yet.
 fn migration(row: TableRow<'_>, chassis: &[String]) -> Option<EventState> {
     let is_ours = |uuid: &str| chassis.iter().any(|own| own == uuid);
     let names_another = |column| row.references(column).any(|uuid| !is_ours(uuid));

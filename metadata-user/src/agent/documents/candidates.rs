@@ -1,4 +1,4 @@
-//! Requests that one VM has sent, until a second one sends them, too.
+//! Requests that only one VM has sent so far. Once a second VM sends the same bytes, a request is learned.
 
 use metadata_common::maps::Slot;
 use metadata_common::share::Tenant;
@@ -15,7 +15,7 @@ pub(crate) const CANDIDATES: usize = 1_024;
 pub(super) struct CandidateRequests {
     /// The requests of each tenant, the oldest first.
     of: HashMap<Tenant, VecDeque<ReportedRequest>>,
-    /// Whose request it is, by its hash.
+    /// The tenant of each request, by the request's hash.
     tenants: HashMap<u64, Tenant>,
 }
 

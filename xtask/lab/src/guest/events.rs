@@ -24,10 +24,10 @@ const ASKS_WITHIN: Duration = Duration::from_secs(60);
 const SHUTS_DOWN_WITHIN: Duration = Duration::from_secs(180);
 /// The status with which QEMU ends after its guest has powered itself off.
 const POWERED_OFF: &str = "exit status: 0";
-/// A text that a unit without a parser of JSON could misread.
+/// A description that a shell script could misread, because it contains JSON.
 const DESCRIPTION: &str = r#"the host "hv1" is drained {"id":"other","state":"started"}"#;
 
-/// What a platform announces. The freeze is over before the guest's end begins.
+/// The announcements in their order. The freeze is completed before the termination starts.
 const ANNOUNCED: [Announcement; 3] = [
     Announcement { id: "drain-1", kind: "freeze", state: "scheduled" },
     Announcement { id: "drain-1", kind: "freeze", state: "completed" },
@@ -98,7 +98,7 @@ pub(super) fn announce(
     Ok(findings)
 }
 
-/// Returns the events for which the guest has saved, in their order.
+/// Returns the ids of the events for which the guest has saved its work, in the order in which it did.
 fn saved(report: &str) -> Vec<String> {
     report.lines().filter_map(|line| line.strip_prefix(SAVED)).map(|id| id.trim_end().to_owned()).collect()
 }

@@ -35,7 +35,7 @@ const PACKAGES: &[&str] = &[
     "iproute2",
     "isc-dhcp-client",
     "linux-image-cloud-amd64",
-    // For `route`, by which cloud-init makes ifupdown add a default route to a static address.
+    // Contains `route`. With ifupdown, cloud-init sets the default route of a static address by that command.
     "net-tools",
     "netbase",
     // For ssh-keygen, because a first boot makes host keys.

@@ -112,8 +112,8 @@ const RECORD: &str = "tests/vectors/record.yaml";
 
 /// The kind of a YAML block.
 enum Sample {
-    /// Objects of Kubernetes, which `cargo xtask manifests` checks, kustomizations, and user-data, which `cargo xtask
-    /// guest` runs.
+    /// YAML that others read: objects of Kubernetes (`cargo xtask manifests` checks them), kustomizations, and a guest's
+    /// user-data (`cargo xtask guest` runs it).
     Foreign,
     /// A VM's record.
     Record,
