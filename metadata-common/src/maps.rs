@@ -99,6 +99,15 @@ pub const FIN_ENDS_BOTH_KERNEL: u16 = 3;
 /// Maximum number of published documents. A document takes about 100 bytes of the kernel's memory.
 pub const MAX_DOCUMENTS: u32 = 262_144;
 
+/// Maximum number of documents that VMs have in common.
+pub const MAX_COMMON_DOCUMENTS: u16 = COMMON_WORDS as u16 * COMMON_BITS;
+
+/// Words of [`CommonUses`].
+pub const COMMON_WORDS: usize = 8;
+
+/// Documents of each word of [`CommonUses`]; a power of two, because the verifier loses the range of a quotient.
+pub const COMMON_BITS: u16 = 32;
+
 /// Maximum number of distinct responses among the published documents. A response takes about 590 bytes.
 pub const MAX_BODIES: u32 = 65_536;
 
@@ -189,6 +198,8 @@ pub mod name {
     pub const EDITIONS: &str = "EDITIONS";
     /// `HASH` [`DocumentKey`](super::DocumentKey) → [`Document`](super::Document): the published answers.
     pub const DOCUMENTS: &str = "DOCUMENTS";
+    /// `ARRAY`, mapped into user space: slot → [`CommonUses`](super::CommonUses).
+    pub const COMMON_USES: &str = "COMMON_USES";
     /// `HASH` [`Document::body`](super::Document::body) → bytes of a response.
     pub const BODIES: &str = "BODIES";
     /// `HASH` 0 → [`ServedDate`](super::ServedDate). A hash replaces a value whole.
@@ -455,8 +466,46 @@ pub struct Document {
     pub sum: u16,
     /// The index of its counter.
     pub counter: u16,
+    /// Its index among the documents that VMs have in common, below [`MAX_COMMON_DOCUMENTS`]; 0 for other documents.
+    pub common: u16,
     /// Always zero.
-    pub reserved: [u16; 3],
+    pub reserved: [u16; 2],
+}
+
+/// The documents in common that are a slot's answers, too. Each word has the bits of [`COMMON_BITS`] documents, and above
+/// them the edition for which they were set. So one load tells that a bit is set and belongs to the edition,
+/// in whatever order the two sides' stores and loads of other words become visible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommonUses(pub [u64; COMMON_WORDS]);
+
+impl CommonUses {
+    /// No document, in this edition.
+    #[must_use]
+    pub const fn none(edition: u32) -> Self {
+        Self([Self::tag(edition); COMMON_WORDS])
+    }
+
+    /// Returns whether the word with the document of this index has it, in this edition.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has(word: u64, edition: u32, index: u16) -> bool {
+        let bit = Self::bit(index);
+        word & (bit | !Self::BITS) == bit | Self::tag(edition)
+    }
+
+    /// The bit of the document of this index in its word.
+    #[inline(always)]
+    #[must_use]
+    pub const fn bit(index: u16) -> u64 {
+        1 << (index % COMMON_BITS)
+    }
+
+    const BITS: u64 = (1 << COMMON_BITS) - 1;
+
+    #[inline(always)]
+    const fn tag(edition: u32) -> u64 {
+        (edition as u64) << COMMON_BITS
+    }
 }
 
 /// What all answers to requests have in common.
@@ -637,6 +686,13 @@ impl Edition {
 }
 
 impl DocumentKey {
+    /// The key of the document that VMs have in common for a request. No slot has this number.
+    #[inline(always)]
+    #[must_use]
+    pub const fn common(request: u64) -> Self {
+        Self { slot: u32::MAX, edition: 0, request }
+    }
+
     /// The key in the layout of the map.
     #[must_use]
     pub fn to_words(self) -> [u64; 2] {
@@ -657,7 +713,8 @@ impl Document {
             self.date.to_ne_bytes(),
             self.sum.to_ne_bytes(),
             self.counter.to_ne_bytes(),
-            [0; 6]
+            self.common.to_ne_bytes(),
+            [0; 4]
         );
         words(&bytes)
     }
@@ -718,7 +775,30 @@ const _: () = {
 
 #[cfg(test)]
 mod tests {
-    use super::{ANSWER_TCP, Guest, Identity, IdentityKey, Port, PortKey, answers_within, mtu_of};
+    use super::{
+        ANSWER_TCP, COMMON_BITS, CommonUses, Guest, Identity, IdentityKey, MAX_COMMON_DOCUMENTS, Port,
+        PortKey, answers_within, mtu_of,
+    };
+
+    #[test]
+    fn a_document_in_common_is_used_in_the_edition_it_was_added_to() {
+        let has = |uses: &CommonUses, edition, index: u16| {
+            CommonUses::has(uses.0[usize::from(index / COMMON_BITS)], edition, index)
+        };
+        for index in [0, 1, COMMON_BITS - 1, COMMON_BITS, MAX_COMMON_DOCUMENTS - 1] {
+            for edition in [1_u32, 3, u32::MAX] {
+                let mut uses = CommonUses::none(edition);
+                assert!(!has(&uses, edition, index), "{index} before");
+                uses.0[usize::from(index / COMMON_BITS)] |= CommonUses::bit(index);
+                let used: Vec<u16> =
+                    (0..MAX_COMMON_DOCUMENTS).filter(|other| has(&uses, edition, *other)).collect();
+                assert_eq!(used, [index], "edition {edition}");
+                for other in [edition.wrapping_add(2), edition.wrapping_sub(2)] {
+                    assert!(!has(&uses, other, index), "{index} of edition {edition} in {other}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn the_mtu_and_the_answer_bits_of_a_port_are_independent() {

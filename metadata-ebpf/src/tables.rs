@@ -17,10 +17,11 @@ use metadata_common::decide;
 use metadata_common::drain;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    self, AllSent, AnswerRecord, AnsweredConnection, BARE, Document, DocumentKey, EVENT_BYTES, Edition,
-    Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey, InheritedState, MAX_ANSWER_COUNTERS, MAX_BODIES,
-    MAX_DOCUMENTS, MAX_DRAINING, MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_BYTES, NUMBER_WORD,
-    PortKey, RECORD_BYTES, RECORD_RESERVE, RESPONSE_BYTES, SERVED, ServedDate, Slot,
+    self, AllSent, AnswerRecord, AnsweredConnection, BARE, COMMON_BITS, COMMON_WORDS, CommonUses, Document,
+    DocumentKey, EVENT_BYTES, Edition, Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey, InheritedState,
+    MAX_ANSWER_COUNTERS, MAX_BODIES, MAX_COMMON_DOCUMENTS, MAX_DOCUMENTS, MAX_DRAINING, MAX_HUBS, MAX_PORTS,
+    MAX_SERVED, MAX_SLOTS, NUMBER_BYTES, NUMBER_WORD, PortKey, RECORD_BYTES, RECORD_RESERVE, RESPONSE_BYTES,
+    SERVED, ServedDate, Slot,
 };
 use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;
@@ -79,6 +80,8 @@ static EDITIONS: Array<Edition> = Array::with_max_entries(MAX_SLOTS, 0);
 #[map]
 static DOCUMENTS: HashMap<DocumentKey, Document> =
     HashMap::with_max_entries(MAX_DOCUMENTS, BPF_F_NO_PREALLOC);
+#[map]
+static COMMON_USES: Array<[u64; COMMON_WORDS]> = Array::with_max_entries(MAX_SLOTS, BPF_F_MMAPABLE);
 #[map]
 static BODIES: HashMap<u64, [u8; RESPONSE_BYTES]> = HashMap::with_max_entries(MAX_BODIES, BPF_F_NO_PREALLOC);
 #[map]
@@ -336,10 +339,20 @@ impl PublishedDocuments for Ingress {
 
     #[inline(always)]
     fn document(&self, slot: Slot, edition: u32, request: u64) -> Option<Document> {
-        let found = DOCUMENTS.get_ptr(DocumentKey { slot, edition, request })?;
-        // SAFETY: the map returned this pointer to a live, aligned Document, which user space does not change. It
-        // removes documents only once no program can use them.
-        Some(unsafe { found.read() })
+        if let Some(own) = published(DocumentKey { slot, edition, request }) {
+            return Some(own);
+        }
+        let common = published(DocumentKey::common(request))?;
+        let index = common.common;
+        if index >= MAX_COMMON_DOCUMENTS {
+            return None;
+        }
+        let words: *const u64 = COMMON_USES.get_ptr(slot)?.cast();
+        // SAFETY: the map returned a pointer to COMMON_WORDS words, and the index is that of one of them.
+        let place = unsafe { words.add((index / COMMON_BITS) as usize) };
+        // SAFETY: as above; one aligned word, which user space writes whole.
+        let word = unsafe { place.read_volatile() };
+        CommonUses::has(word, edition, index).then_some(common)
     }
 
     #[inline(always)]
@@ -378,6 +391,15 @@ impl PublishedDocuments for Ingress {
             unsafe { *place += 1 };
         }
     }
+}
+
+/// The document of this key.
+#[inline(always)]
+fn published(key: DocumentKey) -> Option<Document> {
+    let found = DOCUMENTS.get_ptr(key)?;
+    // SAFETY: the map returned this pointer to a live, aligned Document, which user space does not change. It removes
+    // documents only once no program can use them.
+    Some(unsafe { found.read() })
 }
 
 /// The bytes of one response. User space does not change them, and removes them only once no program can use them.

@@ -56,12 +56,14 @@
 //! (<https://docs.kernel.org/networking/af_xdp.html>), `net/xdp/xsk.c`, `net/xdp/xsk_queue.h`.
 
 mod all_sent;
+mod common_uses;
 #[cfg(any(test, feature = "model"))]
 pub mod model;
 mod ring;
 mod sys;
 
 pub use all_sent::AllSentTable;
+pub use common_uses::CommonUseTable;
 pub use ring::{MIN_QUEUE_RING, Queues};
 
 use ring::{Consumer, Producer, RingCell};

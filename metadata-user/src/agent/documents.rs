@@ -9,8 +9,10 @@
 //! hundred milliseconds. Withdrawal does not wait for it: the node closes an edition itself.
 
 mod candidates;
+mod common;
 
 use candidates::CandidateRequests;
+use common::{CommonAnswer, CommonDocument, CommonIndices, NextAnswer};
 use metadata_common::addresses::{Connection, METADATA};
 use metadata_common::answer::PORT;
 use metadata_common::mac::Mac;
@@ -27,6 +29,7 @@ use metadata_steer::{DocumentTable, Editions, KernelResponse, SteerError};
 use rustix::time::{ClockId, clock_gettime};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::RandomState;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -153,6 +156,7 @@ struct LearnedRequest {
     number: u64,
     /// Answers by the kernel, of which older ones count less.
     recent: u64,
+    common: CommonAnswer,
 }
 
 /// A counter of the kernel.
@@ -179,6 +183,15 @@ struct PublishedBody {
     number: u64,
 }
 
+/// What to remove from the kernel's tables. Nothing uses it any more but programs that run now.
+#[derive(Default)]
+struct RetiredDocuments {
+    keys: Vec<DocumentKey>,
+    bodies: Vec<Arc<PublishedBody>>,
+    /// The indices of those that VMs had in common.
+    common: Vec<u16>,
+}
+
 struct PublisherThread {
     table: DocumentTable,
     sources: DocumentSources,
@@ -203,8 +216,9 @@ struct PublisherThread {
     is_waiting: HashSet<Slot>,
     bodies: HashMap<KernelResponse, Arc<PublishedBody>>,
     bodies_made: u64,
-    /// What to remove from the kernel's tables.
-    retired: (Vec<DocumentKey>, Vec<Arc<PublishedBody>>),
+    retired: RetiredDocuments,
+    common_indices: CommonIndices,
+    hasher: RandomState,
     /// The second of `Date`, and whether answers are recorded.
     date: (u64, bool),
     counted_at: u64,
@@ -239,7 +253,9 @@ impl PublisherThread {
             is_waiting: HashSet::new(),
             bodies: HashMap::new(),
             bodies_made: 0,
-            retired: Default::default(),
+            retired: RetiredDocuments::default(),
+            common_indices: CommonIndices::default(),
+            hasher: RandomState::new(),
             date: (0, false),
             counted_at: 0,
             freed_at: Instant::now(),
@@ -346,9 +362,11 @@ impl PublisherThread {
         else {
             return false;
         };
-        // Its documents stay until their editions end. They are still the right answers.
+        // The VMs' own documents stay until their editions end. They are still the right answers. VMs that come do not
+        // compare theirs with one in common any more, so that one goes.
         if let Some(forgotten) = self.learned.remove(&least) {
             self.shares.release(&forgotten.tenant, 1);
+            self.withdraw_common(least, forgotten.common);
         }
         self.reports.is_forgotten(least);
         true
@@ -358,7 +376,9 @@ impl PublisherThread {
         self.learned_count += 1;
         let (since, number) = (Instant::now(), self.learned_count);
         self.reports.is_learned(report.form.hash);
-        self.learned.insert(report.form.hash, LearnedRequest { report, tenant, since, number, recent: 0 });
+        let common = CommonAnswer::default();
+        let learned = LearnedRequest { report, tenant, since, number, recent: 0, common };
+        self.learned.insert(learned.report.form.hash, learned);
     }
 
     fn publish_waiting(&mut self) {
@@ -400,6 +420,9 @@ impl PublisherThread {
             return Ok(());
         };
         let edition = edition | 1;
+        if !is_open {
+            self.table.begin_common(slot, edition);
+        }
         self.slots.entry(slot).or_insert_with(|| PublishedSlot {
             responses: Arc::clone(&responses),
             edition,
@@ -438,6 +461,10 @@ impl PublisherThread {
             };
             let Some(own) = own.filter(|own| !known.contains(own)) else { continue };
             let Some((response, datasource)) = answer(slot, &request, responses) else { continue };
+            // VMs that send other bytes cannot have a document in common.
+            if own == form.hash && self.use_common(slot, &form, &response, datasource) {
+                continue;
+            }
             let Some(bytes) = kernel_response(&response) else { continue };
             let Some(counter) = self.counter(&form, datasource, response.status()) else {
                 let is_learned = |counter: &AnswerCounter| self.learned.contains_key(&counter.form.hash);
@@ -454,7 +481,7 @@ impl PublisherThread {
                 }
             };
             let key = DocumentKey { slot, edition, request: own };
-            if let Err(error) = self.table.add(key, body.number, &bytes, counter) {
+            if let Err(error) = self.table.add(key, body.number, &bytes, counter, None) {
                 self.make_room(slot);
                 return Err(error);
             }
@@ -465,6 +492,60 @@ impl PublisherThread {
             }
         }
         Ok(())
+    }
+
+    /// Answers the slot's request with a document that VMs have in common, if there is one or can be one. False if the slot
+    /// needs a document of its own.
+    fn use_common(
+        &mut self,
+        slot: Slot,
+        form: &Arc<RequestForm>,
+        response: &Response,
+        datasource: Datasource,
+    ) -> bool {
+        let Some(learned) = self.learned.get_mut(&form.hash) else { return false };
+        let index = match learned.common.next(&self.hasher, response, datasource) {
+            NextAnswer::Common(index) => Some(index),
+            NextAnswer::Repeated => self.add_common(form, response, datasource),
+            NextAnswer::Own => None,
+        };
+        if let Some(index) = index {
+            self.table.use_common(slot, index);
+        }
+        index.is_some()
+    }
+
+    /// Publishes a document in common, and returns its index. `None` if it cannot be published, or if there is no room.
+    fn add_common(
+        &mut self,
+        form: &Arc<RequestForm>,
+        response: &Response,
+        datasource: Datasource,
+    ) -> Option<u16> {
+        let bytes = kernel_response(response)?;
+        let counter = self.counter(form, datasource, response.status())?;
+        let body = self.body(&bytes).ok()?;
+        let index = self.common_indices.take()?;
+        let key = DocumentKey::common(form.hash);
+        if self.table.add(key, body.number, &bytes, counter, Some(index)).is_err() {
+            self.common_indices.free(vec![index]);
+            return None;
+        }
+        self.document_count += 1;
+        let common = CommonDocument { response: response.clone(), datasource, index, body };
+        self.learned.get_mut(&form.hash)?.common = CommonAnswer::Published(common);
+        Some(index)
+    }
+
+    /// Withdraws the document in common for the request with this hash.
+    fn withdraw_common(&mut self, request: u64, common: CommonAnswer) {
+        if let CommonAnswer::Published(common) = common {
+            self.table.withdraw_common(common.index);
+            self.document_count -= 1;
+            self.retired.keys.push(DocumentKey::common(request));
+            self.retired.bodies.push(common.body);
+            self.retired.common.push(common.index);
+        }
     }
 
     /// The body of a response, which is added to the kernel's table unless an equal one is there.
@@ -507,6 +588,10 @@ impl PublisherThread {
             self.retire(slot);
             self.enqueue(slot);
         }
+        let take =
+            |(hash, learned): (&u64, &mut LearnedRequest)| (*hash, std::mem::take(&mut learned.common));
+        let all: Vec<_> = self.learned.iter_mut().map(take).collect();
+        all.into_iter().for_each(|(request, common)| self.withdraw_common(request, common));
         self.remove_retired()?;
         // What was answered until now is counted and written down under the former numbers.
         self.add_counts();
@@ -536,16 +621,16 @@ impl PublisherThread {
     fn retire(&mut self, slot: Slot) {
         if let Some(published) = self.slots.remove(&slot) {
             self.document_count -= published.documents.len() as u64;
-            self.retired.0.extend(published.documents);
-            self.retired.1.extend(published.bodies);
+            self.retired.keys.extend(published.documents);
+            self.retired.bodies.extend(published.bodies);
         }
     }
 
     fn remove_retired(&mut self) -> Result<(), SteerError> {
-        if self.retired.0.is_empty() && self.retired.1.is_empty() {
+        if self.retired.keys.is_empty() {
             return Ok(());
         }
-        let (documents, bodies) = std::mem::take(&mut self.retired);
+        let RetiredDocuments { keys, bodies, common } = std::mem::take(&mut self.retired);
         drop(bodies);
         let mut unused = Vec::new();
         self.bodies.retain(|_, body| {
@@ -556,7 +641,9 @@ impl PublisherThread {
             is_used
         });
         self.order.retain(|slot| self.slots.contains_key(slot));
-        self.table.remove(&documents, &unused)
+        self.table.remove(&keys, &unused)?;
+        self.common_indices.free(common);
+        Ok(())
     }
 
     fn renew_date(&mut self) -> Result<(), SteerError> {

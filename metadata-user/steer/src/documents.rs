@@ -1,16 +1,22 @@
 //! The kernel's tables of published documents: answers of single VMs, which the program `request` sends by itself.
 //!
-//! A document belongs to an edition of its slot. [`Editions::close`] ends an edition at once: the kernel then serves
+//! An answer that many VMs give alike stands in the table once, and a bit of each slot says whether it is that slot's answer.
+//!
+//! A document belongs to an edition of its slot, and so do the slot's bits. [`Editions::close`] ends an edition at once: the kernel then serves
 //! nothing of it any more, while the documents are still in the table. [`DocumentTable::remove`] frees them after no
 //! program can use them.
 
 use aya::Ebpf;
-use aya::maps::{Array, HashMap, MapData, PerCpuArray, ProgramArray, RingBuf};
+use aya::maps::{Array, HashMap, IterableMap as _, MapData, PerCpuArray, ProgramArray, RingBuf};
 use metadata_common::answer::request::{RESPONSE_MIN, hash_of};
 use metadata_common::cookie::CookieKey;
 use metadata_common::maps::{
-    AnswerRecord, DATE_BYTES, Document, DocumentKey, Edition, RESPONSE_BYTES, ServedDate, Slot, name, program,
+    AnswerRecord, COMMON_WORDS, DATE_BYTES, Document, DocumentKey, Edition, RESPONSE_BYTES, ServedDate, Slot,
+    name, program,
 };
+use metadata_datapath::afxdp::CommonUseTable;
+use std::io;
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::SteerError;
@@ -112,6 +118,7 @@ impl KernelResponse {
 /// The kernel's tables of documents.
 pub struct DocumentTable {
     documents: HashMap<MapData, [u64; 2], [u64; 3]>,
+    common_uses: CommonUseTable,
     bodies: HashMap<MapData, u64, [u8; RESPONSE_BYTES]>,
     date: HashMap<MapData, u32, [u64; 5]>,
     counts: PerCpuArray<MapData, u64>,
@@ -134,8 +141,13 @@ impl DocumentTable {
             .map_err(|source| SteerError::map(name::REQUEST_PROGRAM, "enter the program", source))?;
         let kernel: Array<MapData, [u64; 4]> = take(ebpf, name::EDITIONS)?;
         let known = vec![Edition::default(); kernel.len() as usize];
+        let common_uses: Array<MapData, [u64; COMMON_WORDS]> = take(ebpf, name::COMMON_USES)?;
+        let common_uses = CommonUseTable::map(common_uses.map().fd().as_fd()).map_err(|source| {
+            SteerError::map(name::COMMON_USES, "map into memory", io::Error::from(source))
+        })?;
         Ok(Self {
             documents: take(ebpf, name::DOCUMENTS)?,
+            common_uses,
             bodies: take(ebpf, name::BODIES)?,
             date: take(ebpf, name::DATE)?,
             counts: take(ebpf, name::ANSWER_COUNTS)?,
@@ -170,7 +182,8 @@ impl DocumentTable {
             .map_err(|source| SteerError::map(name::BODIES, "add a response", source))
     }
 
-    /// Adds a document with the body of this number, which counts its answers by `counter`.
+    /// Adds a document with the body of this number, which counts its answers by `counter`. `common` is its index if it
+    /// is one that VMs have in common.
     ///
     /// # Errors
     /// If the table is full or the kernel has no memory.
@@ -180,6 +193,7 @@ impl DocumentTable {
         body: u64,
         response: &KernelResponse,
         counter: u16,
+        common: Option<u16>,
     ) -> Result<(), SteerError> {
         // At most RESPONSE_BYTES.
         let length = response.bytes.len() as u16;
@@ -190,15 +204,31 @@ impl DocumentTable {
             date: response.date,
             sum: response.sum,
             counter,
-            reserved: [0; 3],
+            common: common.unwrap_or_default(),
+            reserved: [0; 2],
         };
         self.documents
             .insert(key.to_words(), document.to_words(), 0)
             .map_err(|source| SteerError::map(name::DOCUMENTS, "add a document", source))
     }
 
+    /// Begins an edition of a slot, in which it has no documents in common yet.
+    pub fn begin_common(&self, slot: Slot, edition: u32) {
+        self.common_uses.begin(slot, edition);
+    }
+
+    /// Answers the slot's requests with the document in common of this index, too.
+    pub fn use_common(&self, slot: Slot, index: u16) {
+        self.common_uses.add(slot, index);
+    }
+
+    /// Answers no slot's requests any more with the document in common of this index.
+    pub fn withdraw_common(&self, index: u16) {
+        self.common_uses.forget(index);
+    }
+
     /// Removes documents and bodies, after waiting until no program can use them. The documents must belong to closed
-    /// editions.
+    /// editions, or be withdrawn.
     ///
     /// # Errors
     /// If the kernel refuses a removal.

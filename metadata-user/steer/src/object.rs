@@ -81,12 +81,13 @@ const LASTING: [&str; 18] = [
 
 /// Shared maps that the next agent does not inherit: logs, reports and published documents belong to the agent that loaded
 /// the program.
-const OWN: [&str; 14] = [
+const OWN: [&str; 15] = [
     name::TRACE,
     name::EVENTS,
     name::TRACED,
     name::EDITIONS,
     name::DOCUMENTS,
+    name::COMMON_USES,
     name::BODIES,
     name::DATE,
     name::ANSWERED,
@@ -100,8 +101,13 @@ const OWN: [&str; 14] = [
 ];
 
 /// Maps whose memory is needed only if the kernel answers requests, and their entries otherwise. A ring is at least a page.
-const OF_REQUESTS: [(&str, u32); 4] =
-    [(name::EDITIONS, 1), (name::ANSWERED, 1), (name::ANSWER_COUNTS, 1), (name::ANSWER_RECORDS, 4_096)];
+const OF_REQUESTS: [(&str, u32); 5] = [
+    (name::EDITIONS, 1),
+    (name::COMMON_USES, 1),
+    (name::ANSWERED, 1),
+    (name::ANSWER_COUNTS, 1),
+    (name::ANSWER_RECORDS, 4_096),
+];
 
 /// Maps that the next agent inherits.
 fn lasting() -> impl Iterator<Item = &'static str> {

@@ -46,7 +46,7 @@ impl Kernel {
             date: DATE_AT as u16,
             sum: folded(&bytes),
             counter: 5,
-            reserved: [0; 3],
+            ..Document::default()
         };
         let date = ServedDate { text: DATE, records: 0, sum: folded(&DATE), until_ns: NOW };
         bytes.resize(RESPONSE_BYTES, 0);
