@@ -483,7 +483,7 @@ fn documents(counts: &DocumentCounts, out: &mut Exposition) {
         ("xdp_imds_published_vms", "VMs for which the kernel answers requests.", vms),
         (
             "xdp_imds_published_documents",
-            "Answers in the kernel's table, one for each VM and request.",
+            "Answers in the kernel's table. VMs that answer alike share them.",
             documents,
         ),
         ("xdp_imds_published_responses", "Distinct answers in the kernel's table.", responses),

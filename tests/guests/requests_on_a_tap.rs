@@ -207,6 +207,54 @@ fn a_changed_record_is_served_at_once_and_then_by_the_kernel() {
     });
 }
 
+/// Documents in the kernel's table.
+fn documents(agent: &Agent<'_>) -> u64 {
+    let metrics = agent.metrics().expect("metrics");
+    let gauge = metrics.samples().iter().find(|sample| sample.name == "xdp_imds_published_documents");
+    gauge.expect("a gauge").value as u64
+}
+
+#[test]
+fn vms_that_answer_alike_share_a_document_until_one_of_them_differs() {
+    if !privileged::or_skip() {
+        return;
+    }
+    const ALIKE: &str = "#cloud-config\n# for all\n";
+    let mut node = Node::new(Shape::default());
+    let serve = |node: &Node, number, text| {
+        node.write(number, |record| record["user_data"] = json!({ "text": text }))
+    };
+    (0..usize::from(GUESTS)).for_each(|number| serve(&node, number, ALIKE));
+    let mut stations = std::mem::take(&mut node.stations);
+    let agent = node.agent("");
+    for station in &mut stations {
+        ask(station, PATHS[1]).expect("an answer");
+    }
+    for text in [ALIKE, "#cloud-config\n# for the third\n", ALIKE] {
+        serve(&node, THIRD, text);
+        eventually(PATIENCE, || {
+            let (_, content) = ask(&mut stations[THIRD], PATHS[1])?;
+            ensure!(content == text.as_bytes(), "the former record");
+            Ok(())
+        })
+        .expect("the new record");
+        for (number, station) in stations.iter_mut().enumerate() {
+            let expected = if number == THIRD { text } else { ALIKE };
+            for _ in 0..2 {
+                let (_, content) = until_the_kernel_answers(&agent, station, PATHS[1]);
+                assert_eq!(String::from_utf8_lossy(&content), expected, "VM {number}");
+            }
+        }
+        // The first VM's own, from before there was a second one, the one in common, and what the third has.
+        let own = if text == ALIKE { 2 } else { 3 };
+        eventually(PATIENCE, || {
+            ensure!(documents(&agent) == own, "{} documents, not {own}", documents(&agent));
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{error:#}"));
+    }
+}
+
 /// Sends a request on a new connection. Returns the connection, the segment and the payload of the answer, which is not
 /// acknowledged.
 fn unacknowledged(station: &mut Station) -> (Talk, Segment, Vec<u8>) {
