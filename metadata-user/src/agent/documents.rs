@@ -28,7 +28,7 @@ use metadata_datapath::afxdp::AllSentTable;
 use metadata_steer::{DocumentTable, Editions, KernelResponse, SteerError};
 use rustix::time::{ClockId, clock_gettime};
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::RandomState;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -199,6 +199,8 @@ struct PublisherThread {
     macs: SlotMacs,
     candidates: CandidateRequests,
     learned: HashMap<u64, LearnedRequest>,
+    /// The forms of `learned` by number.
+    forms: BTreeMap<u64, Arc<RequestForm>>,
     /// Increases with each learned request.
     learned_count: u64,
     counters: Vec<AnswerCounter>,
@@ -242,6 +244,7 @@ impl PublisherThread {
             macs,
             candidates: CandidateRequests::default(),
             learned: HashMap::new(),
+            forms: BTreeMap::new(),
             learned_count: 0,
             counters: Vec::new(),
             counter_of: HashMap::new(),
@@ -366,6 +369,7 @@ impl PublisherThread {
         // compare theirs with one in common any more, so that one goes.
         if let Some(forgotten) = self.learned.remove(&least) {
             self.shares.release(&forgotten.tenant, 1);
+            self.forms.remove(&forgotten.number);
             self.withdraw_common(least, forgotten.common);
         }
         self.reports.is_forgotten(least);
@@ -376,6 +380,7 @@ impl PublisherThread {
         self.learned_count += 1;
         let (since, number) = (Instant::now(), self.learned_count);
         self.reports.is_learned(report.form.hash);
+        self.forms.insert(number, Arc::clone(&report.form));
         let common = CommonAnswer::default();
         let learned = LearnedRequest { report, tenant, since, number, recent: 0, common };
         self.learned.insert(learned.report.form.hash, learned);
@@ -448,18 +453,22 @@ impl PublisherThread {
     fn add_documents(&mut self, slot: Slot, edition: u32, responses: &Responses) -> Result<(), SteerError> {
         let Some(published) = self.slots.get(&slot) else { return Ok(()) };
         let is_same = std::ptr::eq(&*published.responses, responses);
-        let known: HashSet<u64> = published.documents.iter().map(|key| key.request).collect();
         let since = if is_same { published.learned } else { 0 };
         let mac = self.macs.lock().unwrap_or_else(PoisonError::into_inner).get(&slot).copied();
-        let new = self.learned.values().filter(|learned| learned.number > since);
-        let forms: Vec<_> = new.map(|learned| Arc::clone(&learned.report.form)).collect();
+        let new = self.forms.range(since + 1..);
+        let forms: Vec<_> = new.map(|(_, form)| Arc::clone(form)).collect();
         for form in forms {
             let request = form.request_of(mac.unwrap_or(Mac([0; 6])));
             let own = match &request {
                 Cow::Borrowed(_) => Some(form.hash),
                 Cow::Owned(request) => self.table.hash(request),
             };
-            let Some(own) = own.filter(|own| !known.contains(own)) else { continue };
+            // A request may have been learned again.
+            let is_known = |own: &u64| {
+                let published = self.slots.get(&slot);
+                published.is_some_and(|published| published.documents.iter().any(|key| key.request == *own))
+            };
+            let Some(own) = own.filter(|own| !is_known(own)) else { continue };
             let Some((response, datasource)) = answer(slot, &request, responses) else { continue };
             // VMs that send other bytes cannot have a document in common.
             if own == form.hash && self.use_common(slot, &form, &response, datasource) {
