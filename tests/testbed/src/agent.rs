@@ -276,10 +276,7 @@ impl<'a> Agent<'a> {
     /// # Errors
     /// Fails if the agent does not answer within a few seconds.
     pub fn metrics(&self) -> Result<Metrics> {
-        let text = self.ns.run_in(|| get(METRICS, "/metrics"));
-        let text =
-            text.with_context(|| format!("no metrics from {METRICS}; the agent's log:\n{}", self.log()))?;
-        Ok(Metrics::parse(&text))
+        Metrics::of(self.ns).with_context(|| format!("the agent's log:\n{}", self.log()))
     }
 
     /// Sends `GET path` to the metrics address; returns status and body.
@@ -397,6 +394,15 @@ impl Sample {
 }
 
 impl Metrics {
+    /// Reads the metrics of the agent in a namespace.
+    ///
+    /// # Errors
+    /// Fails if the agent does not answer within a few seconds.
+    pub fn of(ns: &Namespace) -> Result<Self> {
+        let text = ns.run_in(|| get(METRICS, "/metrics"));
+        Ok(Self::parse(&text.with_context(|| format!("no metrics from {METRICS}"))?))
+    }
+
     fn parse(text: &str) -> Self {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         Self { samples: lines.filter_map(Sample::parse).collect() }
@@ -406,6 +412,13 @@ impl Metrics {
     #[must_use]
     pub fn samples(&self) -> &[Sample] {
         &self.samples
+    }
+
+    /// The value of a metric without labels.
+    #[must_use]
+    pub fn value(&self, name: &str) -> Option<f64> {
+        let mut plain = self.samples.iter().filter(|sample| sample.labels.is_empty());
+        plain.find(|sample| sample.name == name).map(|sample| sample.value)
     }
 
     /// Frames counted under verdicts with this prefix, over all ports and processors.
@@ -471,6 +484,7 @@ mod tests {
         assert_eq!(metrics.frames("steer_").expect("a counter"), 15);
         assert!(metrics.frames("drop_unknown_mac").is_err());
         assert_eq!(metrics.samples().len(), 3);
+        assert_eq!(["plain", "xdp_imds_frames_total"].map(|name| metrics.value(name)), [Some(4.5), None]);
     }
 
     #[test]

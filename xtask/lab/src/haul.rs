@@ -36,8 +36,8 @@ use support::tap::{Shape, Tap};
 
 use crate::storm::crawl::Dialect;
 use crate::storm::guest::{
-    Answer, Arrival, DESCRIBED, Expected, Nanos, Orders, Plan, Progress, Pump, SECOND, Stall, StallWatch,
-    Stalls, TAP_GROUP, seconds, tap_name,
+    Answer, DESCRIBED, Expected, Nanos, Orders, Plan, Progress, Pump, SECOND, Stall, StallWatch, Stalls,
+    TAP_GROUP, seconds, tap_name,
 };
 use crate::storm::{self, Case, size};
 
@@ -467,17 +467,11 @@ fn haul_to_pretended(site: &HaulSite, job: &Job, progress: &mut HaulProgress) ->
         pump.load(plan)?;
         let orders = Orders {
             guests: job.guests,
-            arrival: Arrival::AtOnce,
-            seconds: 0.0,
-            keep_alive: false,
             to_the_end,
-            any_bytes: false,
-            retries: 0,
             loss: job.loss,
-            slow: 0,
-            flood: None,
             stall: job.limit,
             seed: job.seed.wrapping_add(rounds),
+            ..Orders::default()
         };
         let (tally, _) = pump.storm(&orders, &mut |_, _| {})?;
         asked += requests * job.guests as u64;
@@ -516,7 +510,7 @@ struct HaulSite {
 impl HaulSite {
     /// Makes taps and records.
     fn new(job: &Job, agent: &Path, configuration: &str) -> Result<Self> {
-        let case = Case::lay_out(Dialect::Nocloud, job.guests, job.bytes)?;
+        let case = Case::lay_out(Dialect::Nocloud, job.guests, job.bytes, 0)?;
         let crawl = Dialect::Nocloud.crawl()?;
         let at = crawl.iter().position(|asked| asked.path.ends_with("/user-data"));
         let at = at.context("the crawl has no request for user-data")?;

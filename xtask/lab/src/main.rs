@@ -1,6 +1,7 @@
 //! The verbs of `cargo xtask` that use the agent's own crates or the code of its tests: load, soak, real guests,
 //! containers.
 
+mod control_group;
 mod guest;
 mod haul;
 mod soak;

@@ -89,6 +89,18 @@ pub(crate) struct Args {
     /// takeover@SECONDS. The agent then pins its links and maps, and guests repeat failed requests, as clients do
     #[arg(long, value_name = "WHAT@SECONDS", value_delimiter = ',', value_parser = lab::read)]
     event: Vec<StormEvent>,
+    /// Kill xdp-imds this many seconds after the start of a storm, and start it again only after the storm, with other
+    /// user-data. This counts the requests that the kernel answers meanwhile, those that wait, and those that it misses
+    /// although it had answered them before. Needs `answer_requests_in_kernel` in --agent-config, and an
+    /// `answer_without_agent_seconds` that is longer than the rest of the storm
+    #[arg(long, value_name = "SECONDS", conflicts_with = "event")]
+    kill_after: Option<f64>,
+    /// Measure each subject twice: on an idle node, and `starved`. Its processes are then in a control group with this
+    /// `cpu.weight`, and programs of a group with the weight 100 want all processors. The load generator comes before
+    /// both. Each guest has booted once before, so that xdp-imds has published what it can
+    #[arg(long, value_name = "WEIGHT", conflicts_with_all = ["event", "kill_after"],
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    server_cpu_weight: Option<u32>,
     /// Measure a lone request: one guest at a time, with pauses between requests
     #[arg(long)]
     lone: bool,
@@ -169,8 +181,9 @@ pub(crate) fn run(mut args: Args) -> Result<()> {
     let results = measure(&args, agent, &generator)?;
     print!("{}", figure::text(&results));
     args.write(&results)?;
-    let ours = results.cases.iter().flat_map(|case| &case.subjects).filter(|it| it.name == lab::NAME);
-    let failures: u64 = ours.flat_map(|subject| &subject.rounds).map(|round| round.failures).sum();
+    let subjects = results.cases.iter().flat_map(|case| &case.subjects);
+    let ours = subjects.filter(|subject| subject.name.starts_with(lab::NAME));
+    let failures: u64 = ours.flat_map(|subject| &subject.rounds).map(cpu::Round::broken).sum();
     ensure!(failures == 0, "{failures} requests to {} failed", lab::NAME);
     Ok(())
 }
@@ -180,7 +193,7 @@ fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
     let mut environment = cpu::look(args.seed)?;
     let most = usize::from(args.vms.iter().copied().max().unwrap_or(1)) + usize::from(args.flood.is_some());
     progress(began, &format!("make {most} taps in a namespace of their own"));
-    let mut lab = Lab::new(generator, most, args.wires(), args.guest_cpu)?;
+    let mut lab = Lab::new(generator, most, args.wires(), args.guest_cpu, args.server_cpu_weight)?;
     let prices = lab.prices()?;
     progress(
         began,
@@ -196,6 +209,9 @@ fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
         std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
     };
     let configuration = args.agent_config.as_ref().map(read).transpose()?;
+    if let Some(after) = args.kill_after {
+        answers_for(configuration.as_deref().unwrap_or_default(), args.seconds - after)?;
+    }
     if args.is_watched() {
         environment.notes.push("watched in `xdp-imds top`".into());
     }
@@ -225,7 +241,6 @@ fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
 }
 
 impl Args {
-    /// Checks the options that clap cannot check, and applies `--pin`.
     /// How guests are connected.
     fn wires(&self) -> Wires {
         match (self.vhost, self.vnet_hdr) {
@@ -235,6 +250,7 @@ impl Args {
         }
     }
 
+    /// Checks the options that clap cannot check, and applies `--pin`.
     fn check(&mut self) -> Result<()> {
         for name in &self.subjects {
             ensure!(
@@ -265,13 +281,19 @@ impl Args {
             self.slow_readers
         );
         ensure!(
-            self.event.is_empty() || self.subjects.iter().all(|name| name == lab::NAME),
-            "--event works only with {}; add --subjects {0}",
+            self.event.is_empty() && self.kill_after.is_none()
+                || self.subjects.iter().all(|name| name == lab::NAME),
+            "--event and --kill-after work only with {}; add --subjects {0}",
             lab::NAME
         );
         ensure!(
             (0.0..=300.0).contains(&self.seconds),
             "--seconds: expected 0 to 300, found {}",
+            self.seconds
+        );
+        ensure!(
+            self.kill_after.is_none_or(|after| (0.0..self.seconds).contains(&after)),
+            "--kill-after: expected less than --seconds, which is {}",
             self.seconds
         );
         let cores = std::thread::available_parallelism()?.get();
@@ -302,6 +324,24 @@ impl Args {
         write(&self.report, &|| Ok(report::html(results)))?;
         write(&self.svg, &|| Ok(report::svg(results)))
     }
+}
+
+/// How long the kernel must answer beyond the end of a storm: guests that wait are given up after 3 s, and the agent has
+/// set the end up to a second before it was killed.
+const MARGIN: f64 = 5.0;
+
+/// Fails if an agent of this configuration does not let the kernel answer for the rest of a storm.
+fn answers_for(configuration: &str, rest: f64) -> Result<()> {
+    let agent: serde_json::Value =
+        serde_yaml::from_str(configuration).context("the agent's configuration")?;
+    let seconds = agent["answer_without_agent_seconds"].as_f64().unwrap_or(0.0);
+    let least = (rest + MARGIN).ceil();
+    ensure!(
+        agent["answer_requests_in_kernel"] == true && seconds >= least,
+        "--kill-after needs `answer_requests_in_kernel: true` and `answer_without_agent_seconds: {least}` or more in \
+         the file of --agent-config"
+    );
+    Ok(())
 }
 
 /// Prints a progress line on standard error.
@@ -353,8 +393,6 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
 const USER_DATA_IN_ALL: usize = 256 << 20;
 /// Requests per second that a record allows its guest. It is high, because guests boot again and again.
 const REQUESTS_PER_SECOND: u32 = 1_000_000;
-/// The directory for files, so that reading them needs no disk.
-const IN_MEMORY: &str = "/dev/shm";
 /// The token that peers answer with. It is as long as the agent's.
 const PEERS_TOKEN: &str = "AQAEAI4xVrg5xVnSdFYNZCbLpYWKSEwDqLtSLUFb9SDYmbrTYl1zXg==";
 
@@ -365,21 +403,21 @@ pub(crate) struct Case {
     pub(crate) tenants: Vec<Tenant>,
     /// Bytes of a guest's user-data.
     pub(crate) user_data: usize,
+    /// Each edition has other user-data of this size.
+    edition: u16,
     pub(crate) requests: usize,
     directory: TempDir,
 }
 
 impl Case {
-    /// Lays out a case with `guests` guests.
-    pub(crate) fn lay_out(dialect: Dialect, guests: usize, user_data: usize) -> Result<Self> {
+    /// Lays out an edition of a case with `guests` guests.
+    pub(crate) fn lay_out(dialect: Dialect, guests: usize, user_data: usize, edition: u16) -> Result<Self> {
         ensure!(
             user_data <= USER_DATA_MAX as usize,
             "user-data can have at most {USER_DATA_MAX} bytes, not {user_data}"
         );
-        let base =
-            if Path::new(IN_MEMORY).is_dir() { PathBuf::from(IN_MEMORY) } else { std::env::temp_dir() };
-        let directory = tempfile::Builder::new().prefix("xdp-imds-storm-").tempdir_in(base)?;
-        let mut case = Self { dialect, tenants: Vec::new(), user_data, requests: 0, directory };
+        let directory = peer::in_memory()?;
+        let mut case = Self { dialect, tenants: Vec::new(), user_data, edition, requests: 0, directory };
         std::fs::create_dir(case.records())?;
         case.write(guests)?;
         Ok(case)
@@ -426,7 +464,8 @@ impl Case {
     fn record(&self, identity: &Identity, guests: usize) -> Result<Record> {
         // As many distinct texts as fit into memory. Guests whose numbers are equal modulo `texts` share one.
         let texts = (USER_DATA_IN_ALL / self.user_data.max(1)).clamp(1, guests) as u16;
-        let like = Identity::of(identity.number % texts).with_user_data_of(self.user_data);
+        let like = Identity::of((identity.number % texts + self.edition) % MAX_GUESTS)
+            .with_user_data_of(self.user_data);
         let mut record: serde_json::Value = serde_json::from_str(&identity.record(1))?;
         record["user_data"] = json!({"text": like.user_data});
         record["vendor_data"] = json!({"text": "#cloud-config\n{}\n"});
@@ -541,7 +580,21 @@ impl Bodies {
 
 #[cfg(test)]
 mod tests {
-    use super::{arrival, shown, size};
+    use super::{answers_for, arrival, shown, size};
+
+    #[test]
+    fn the_kernel_must_answer_until_a_storm_without_agent_is_over() {
+        let longer = "answer_requests_in_kernel: true\nanswer_without_agent_seconds: 9\n";
+        for (configuration, rest, is_enough) in [
+            (longer, 4.0, true),
+            (longer, 4.1, false),
+            ("answer_requests_in_kernel: true\n", 0.5, false),
+            ("answer_without_agent_seconds: 9\n", 0.5, false),
+            ("", 0.5, false),
+        ] {
+            assert_eq!(answers_for(configuration, rest).is_ok(), is_enough, "{configuration}, {rest} s");
+        }
+    }
 
     #[test]
     fn an_arrival_is_shown_as_it_was_given() {

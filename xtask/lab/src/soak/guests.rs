@@ -230,20 +230,7 @@ impl Roamer {
 /// Crawls once and returns the failures of its requests.
 fn crawled(pump: &mut Pump<'_>, plan: &Plan, seed: u64) -> Result<Vec<Failure>> {
     pump.load(plan.clone())?;
-    let orders = Orders {
-        guests: 1,
-        arrival: Arrival::AtOnce,
-        seconds: 0.0,
-        keep_alive: false,
-        retries: 0,
-        loss: 0.0,
-        slow: 0,
-        flood: None,
-        stall: 0.0,
-        to_the_end: false,
-        any_bytes: false,
-        seed: seed ^ fastrand::u64(..),
-    };
+    let orders = Orders { guests: 1, seed: seed ^ fastrand::u64(..), ..Orders::default() };
     let (tally, _) = pump.storm(&orders, &mut |_, _| {})?;
     if tally.failed == 0 && tally.requests == 0 {
         bail!("the crawl made no request");
@@ -303,16 +290,11 @@ pub(super) fn crawl(shared: &Shared, taps: &[Tap], plans: &[Plan], seed: u64) ->
         let orders = Orders {
             guests: taps.len(),
             arrival: Arrival::Ramp(RAMP),
-            seconds: 0.0,
             keep_alive: round % KEEP_ALIVE_EVERY == 1,
-            retries: 0,
             loss: if round % LOSS_EVERY == 2 { LOSS } else { 0.0 },
             slow: if round % SLOW_EVERY == 3 { taps.len() / 4 } else { 0 },
-            flood: None,
-            stall: 0.0,
-            to_the_end: false,
-            any_bytes: false,
             seed: seed.wrapping_add(round),
+            ..Orders::default()
         };
         let (tally, _) = pump.storm(&orders, &mut |_, _| {})?;
         drop(busy);

@@ -5,6 +5,7 @@ use super::watch::{SoakWatch, hub_devices};
 use super::{Place, Shared, add};
 use crate::storm::crawl::Dialect;
 use crate::storm::guest::Plan;
+use crate::storm::peer::in_memory;
 use anyhow::{Context as _, Result, ensure};
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -25,8 +26,6 @@ const STEADY: f64 = 0.375;
 const ROAMING: f64 = 0.375;
 /// One of this many steady guests has its tap in the second namespace.
 const ASIDE_EVERY: u16 = 6;
-/// The directory for files, so that reading them needs no disk.
-const IN_MEMORY: &str = "/dev/shm";
 /// The longest time until an agent has attached all taps.
 const READY: Duration = Duration::from_secs(60);
 /// The longest time a previous agent may stay after a takeover: 30 s for its guests, and a margin.
@@ -66,9 +65,7 @@ pub(super) enum Ending {
 impl Node {
     /// Makes the namespaces and directories.
     pub(super) fn new(agent: PathBuf, guests: u16, pins: bool) -> Result<Self> {
-        let base = PathBuf::from(IN_MEMORY);
-        let base = if base.is_dir() { base } else { std::env::temp_dir() };
-        let files = tempfile::Builder::new().prefix("xdp-imds-soak-").tempdir_in(base)?;
+        let files = in_memory()?;
         std::fs::create_dir(files.path().join("records"))?;
         let [ns, side] = ["soak", "soakside"].map(Namespace::new);
         let pins = pins.then(Bpffs::mount).transpose()?;
@@ -162,9 +159,8 @@ impl Node {
 
     fn ready<'a>(&self, agent: Agent<'a>) -> Result<Agent<'a>> {
         eventually(READY, || {
-            let metrics = agent.metrics()?;
-            let ports = metrics.samples().iter().find(|sample| sample.name == "xdp_imds_ports");
-            let ports = ports.context("the agent has no metric `xdp_imds_ports`")?.value as u64;
+            let ports = agent.metrics()?.value("xdp_imds_ports");
+            let ports = ports.context("the agent has no metric `xdp_imds_ports`")? as u64;
             // One roaming guest may be without a tap at this moment.
             ensure!(ports + 1 >= self.guests, "{ports} of {} ports are attached", self.guests);
             Ok(())

@@ -356,6 +356,9 @@ pub(crate) struct Round {
     /// Disturbances of the server during the round.
     #[serde(default)]
     pub(crate) events: Vec<Disturbed>,
+    /// What became of requests since the agent was killed, if it was.
+    #[serde(default)]
+    pub(crate) without_agent: Option<WithoutAgent>,
     /// Time from the first guest's start to the last guest's end.
     pub(crate) wall_us: f64,
     pub(crate) cpu: Cpu,
@@ -363,6 +366,9 @@ pub(crate) struct Round {
     #[serde(default)]
     pub(crate) signer_us: Option<f64>,
     pub(crate) request: Distribution,
+    /// Requests that the agent's kernel part has answered; `None` for other servers.
+    #[serde(default)]
+    pub(crate) kernel: Option<Distribution>,
     pub(crate) boot: Distribution,
     /// Finished boots over time since the round's start: (time, boots), both rising.
     pub(crate) finished: Vec<(f64, u32)>,
@@ -379,6 +385,13 @@ pub(crate) struct Round {
     pub(crate) idle: Option<Idle>,
 }
 
+impl Round {
+    /// Returns the number of requests without the right answer, as far as the server promises one.
+    pub(crate) fn broken(&self) -> u64 {
+        self.failures + self.without_agent.map_or(0, |it| it.missed)
+    }
+}
+
 /// A disturbance of the server while guests booted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Disturbed {
@@ -386,6 +399,17 @@ pub(crate) struct Disturbed {
     pub(crate) event: String,
     /// Time until the next agent served all guests, and the previous agent had ended.
     pub(crate) took_us: f64,
+}
+
+/// Requests since an agent was killed. A VM's request was published if the kernel had answered it before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WithoutAgent {
+    /// Requests that the kernel has answered.
+    pub(crate) answered: u64,
+    /// Requests without an answer that were not published: they wait for the next agent.
+    pub(crate) waiting: u64,
+    /// Requests without an answer although they were published.
+    pub(crate) missed: u64,
 }
 
 /// The cost of silent guests.

@@ -71,6 +71,18 @@ pub(crate) const FIGURES: &[Figure] = &[
         threshold: Some(0.2),
         of: |r, _| r.request.quantile(0.99),
     },
+    Figure {
+        name: "kernel answers",
+        unit: Unit::Share,
+        threshold: None,
+        of: |r, _| r.kernel.as_ref().map(|it| it.count() as f64 / r.requests.max(1) as f64),
+    },
+    Figure {
+        name: "kernel answer p99",
+        unit: Unit::Time,
+        threshold: Some(0.2),
+        of: |r, _| r.kernel.as_ref()?.quantile(0.99),
+    },
     Figure { name: "request p99.9", unit: Unit::Time, threshold: None, of: |r, _| r.request.quantile(0.999) },
     Figure { name: "request max", unit: Unit::Time, threshold: None, of: |r, _| r.request.quantile(1.0) },
     Figure { name: "boot p50", unit: Unit::Time, threshold: Some(0.1), of: |r, _| r.boot.quantile(0.5) },
@@ -109,6 +121,24 @@ pub(crate) const FIGURES: &[Figure] = &[
         unit: Unit::Count,
         threshold: None,
         of: |r, _| (!r.events.is_empty()).then_some(r.retries as f64),
+    },
+    Figure {
+        name: "answered, no agent",
+        unit: Unit::Count,
+        threshold: None,
+        of: |r, _| Some(r.without_agent?.answered as f64),
+    },
+    Figure {
+        name: "waiting, no agent",
+        unit: Unit::Count,
+        threshold: None,
+        of: |r, _| Some(r.without_agent?.waiting as f64),
+    },
+    Figure {
+        name: "missed, no agent",
+        unit: Unit::Count,
+        threshold: Some(0.0),
+        of: |r, _| Some(r.without_agent?.missed as f64),
     },
     Figure {
         name: "longest event",
@@ -253,6 +283,13 @@ pub(super) fn line(round: &Round) -> String {
     if round.retries > 0 {
         let _ = write!(text, ", {} repeated", round.retries);
     }
+    if let Some(it) = round.without_agent {
+        let _ = write!(
+            text,
+            ", without an agent: {} answered, {} waiting, {} missed",
+            it.answered, it.waiting, it.missed
+        );
+    }
     for event in &round.events {
         let _ = write!(text, ", {} took {:.0} ms", event.event, event.took_us / 1e3);
     }
@@ -300,9 +337,9 @@ fn of_case(case: &MeasuredCase) -> String {
         subject.rounds.iter().map(|round| round.requests).sum::<u64>().to_string()
     };
     row("answered requests", case.subjects.iter().map(answered).collect());
-    for (name, figure) in [("host CPU ratio", "host CPU / request"), ("boot p99 ratio", "boot p99")] {
+    for figure in ["host CPU / request", "request p50", "request p99", "boot p50", "boot p99"] {
         if let Some(ratios) = ratios(case, Figure::named(figure)) {
-            row(name, ratios);
+            row(&format!("{} ratio", figure.trim_end_matches(" / request")), ratios);
         }
     }
     for line in left_out(case) {
@@ -331,8 +368,10 @@ fn ratios(case: &MeasuredCase, figure: &Figure) -> Option<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{FIGURES, Figure, LEAST_US, left_out};
-    use crate::storm::cpu::{Cpu, MeasuredCase, MeasuredSubject, Round, Settings};
+    use super::{FIGURES, Figure, LEAST_US, left_out, line};
+    use crate::storm::cpu::{
+        Cpu, Distribution, MeasuredCase, MeasuredSubject, Round, Settings, WithoutAgent,
+    };
 
     /// Returns a subject with rounds of one request each, which took the host these times.
     fn subject(busy_us: &[f64]) -> MeasuredSubject {
@@ -394,6 +433,27 @@ mod tests {
             let values = figure.values(&subject, &Settings::default());
             assert_eq!(values.len(), usize::from(figure.name == "failed requests"), "{}", figure.name);
         }
+    }
+
+    #[test]
+    fn an_agent_that_was_killed_is_said_with_what_it_left_undone() {
+        let round = Round {
+            requests: 4,
+            kernel: Some(Distribution { buckets: vec![(10.0, 3)], max_us: 10.0 }),
+            without_agent: Some(WithoutAgent { answered: 3, waiting: 2, missed: 1 }),
+            ..Round::default()
+        };
+        assert!(
+            line(&round).ends_with(", without an agent: 3 answered, 2 waiting, 1 missed"),
+            "{}",
+            line(&round)
+        );
+        assert_eq!(round.broken(), 1);
+        let subject = MeasuredSubject { name: "x".into(), rounds: vec![round] };
+        let value = |name| Figure::named(name).values(&subject, &Settings::default())[0];
+        let names = ["answered, no agent", "waiting, no agent", "missed, no agent", "kernel answers"];
+        assert_eq!(names.map(value), [3.0, 2.0, 1.0, 0.75]);
+        assert!(Figure::named("missed, no agent").is_promise());
     }
 
     #[test]

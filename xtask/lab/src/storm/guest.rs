@@ -214,8 +214,9 @@ impl Planned {
 }
 
 /// When guests begin to boot.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Arrival {
+    #[default]
     AtOnce,
     /// Evenly over this many seconds.
     Ramp(f64),
@@ -234,8 +235,17 @@ pub(crate) enum Flood {
     Ordinary,
 }
 
+/// The end of an agent during a storm. Guests that then wait for an answer do not prolong the storm.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Kill {
+    pub(crate) pid: u32,
+    /// Seconds since the storm's start.
+    pub(crate) after: f64,
+}
+
 /// The orders for one round.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Orders {
     /// Number of guests, counted from the first of the plan.
     pub(crate) guests: usize,
@@ -244,21 +254,18 @@ pub(crate) struct Orders {
     pub(crate) seconds: f64,
     pub(crate) keep_alive: bool,
     /// The service closes each connection first. The requests must ask for it.
-    #[serde(default)]
     pub(crate) to_the_end: bool,
     /// The service makes its own documents: answers may have any bytes.
-    #[serde(default)]
     pub(crate) any_bytes: bool,
     /// How often a guest repeats a failed request, a second after the failure, as clients in guests do.
-    #[serde(default)]
     pub(crate) retries: u8,
     /// The fraction of frames lost in each direction.
     pub(crate) loss: f64,
     /// Number of slow readers, counted from the first guest.
     pub(crate) slow: usize,
     pub(crate) flood: Option<Flood>,
+    pub(crate) kill: Option<Kill>,
     /// Seconds without progress that count as a stall; 0 turns the check off.
-    #[serde(default)]
     pub(crate) stall: f64,
     pub(crate) seed: u64,
 }

@@ -4,12 +4,12 @@ use anyhow::{Context as _, Result, bail, ensure};
 use std::fmt;
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
+use support::agent::{METRICS, Metrics};
 use support::bpffs::Bpffs;
 use support::eventually::eventually;
 use support::netns::Namespace;
@@ -18,20 +18,28 @@ use support::process;
 use super::cpu;
 use super::cpu::Disturbed;
 use super::guest::{Command as Order, Orders, Outcome, Prices, Reply, TAP_GROUP, Wires};
-use super::peer::{Disturbance, Running, Scene, Subject};
+use super::peer::{Disturbance, Running, Scene, Subject, pinned};
+use crate::control_group::ControlGroup;
 
 /// A node with taps, and the generator of its guests.
 pub(super) struct Lab {
     generator: Child,
     orders: Option<ChildStdin>,
     replies: BufReader<ChildStdout>,
-    /// Dropped last, because the taps are in it.
+    /// Dropped after the generator has ended, as `node` with its taps.
+    starvation: Option<Starvation>,
     node: Namespace,
 }
 
 impl Lab {
-    /// Makes the namespace and the taps.
-    pub(super) fn new(generator: &Path, taps: usize, wires: Wires, cpu: Option<usize>) -> Result<Self> {
+    /// Makes the namespace and the taps. `weight` is that of servers that are starved.
+    pub(super) fn new(
+        generator: &Path,
+        taps: usize,
+        wires: Wires,
+        cpu: Option<usize>,
+        weight: Option<u32>,
+    ) -> Result<Self> {
         let node = Namespace::new("storm")?;
         // Without IPv6 the node itself sends no frames on the taps.
         node.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
@@ -50,9 +58,15 @@ impl Lab {
             command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?;
         let orders = generator.stdin.take();
         let replies = BufReader::new(generator.stdout.take().context("standard output is not piped")?);
-        let mut lab = Self { generator, orders, replies, node };
+        let mut lab = Self { generator, orders, replies, starvation: None, node };
         lab.expect_done()?;
+        lab.starvation = weight.map(|weight| Starvation::new(weight, lab.pid())).transpose()?;
         Ok(lab)
+    }
+
+    /// Starves a server's processes from now on, and keeps the node busy until the value is dropped.
+    pub(super) fn starve(&self, server: &[u32]) -> Result<BusyNode> {
+        self.starvation.as_ref().context("no weight was given for starved servers")?.begin(server)
     }
 
     /// Returns the node's namespace.
@@ -140,6 +154,59 @@ impl Drop for Lab {
     }
 }
 
+// A node whose processors are wanted by programs that come before the servers.
+
+/// The weight of guests, so that a busy node does not slow them down. It is the greatest (Linux:
+/// Documentation/admin-guide/cgroup-v2.rst).
+const GUESTS: u32 = 10_000;
+/// The weight of the programs that keep the node busy. It is the usual one.
+const PROGRAMS: u32 = 100;
+
+/// The control groups of guests, servers, and programs that keep the node busy.
+struct Starvation {
+    _guests: ControlGroup,
+    servers: ControlGroup,
+    programs: ControlGroup,
+}
+
+impl Starvation {
+    fn new(weight: u32, generator: u32) -> Result<Self> {
+        let [guests, servers, programs] = [("guests", GUESTS), ("servers", weight), ("programs", PROGRAMS)]
+            .map(|(name, weight)| ControlGroup::with_weight(name, weight));
+        let guests = guests?;
+        guests.add(generator)?;
+        Ok(Self { _guests: guests, servers: servers?, programs: programs? })
+    }
+
+    fn begin(&self, servers: &[u32]) -> Result<BusyNode> {
+        servers.iter().try_for_each(|pid| self.servers.add(*pid))?;
+        let mut node = BusyNode(Vec::new());
+        for _ in 0..std::thread::available_parallelism()?.get() {
+            // It ends with this process, whatever ends this process.
+            let mut command = Command::new("setpriv");
+            command.args(["--pdeathsig", "KILL", "sh", "-c", "while :; do :; done"]);
+            let program =
+                command.stdin(Stdio::null()).spawn().context("cannot start setpriv (util-linux)")?;
+            self.programs.add(program.id())?;
+            node.0.push(program);
+        }
+        Ok(node)
+    }
+}
+
+/// Programs that compute on each processor until the value is dropped.
+pub(super) struct BusyNode(Vec<Child>);
+
+impl Drop for BusyNode {
+    fn drop(&mut self) {
+        for program in &mut self.0 {
+            if let Err(error) = program.kill().and_then(|()| program.wait()) {
+                eprintln!("cannot end the program {}: {error}", program.id());
+            }
+        }
+    }
+}
+
 // Events that disturb the agent in the middle of a storm, and their durations.
 
 /// How often a guest repeats a failed request, a second apart, if the storm has events or the node signs the answers.
@@ -209,10 +276,11 @@ pub(super) fn all(
 
 /// The name of the subject in tables and files.
 pub(super) const NAME: &str = "xdp-imds";
-/// The address of the agent's metrics, inside its namespace.
-const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9_253);
 /// The longest time the agent may take to read all records and attach all taps, or to stop.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// The number of looks without a change after which the agent has published all answers, and their interval.
+const SETTLED: u32 = 10;
+const LOOK: Duration = Duration::from_millis(100);
 /// Interval at which the agent's readiness is checked.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -267,15 +335,7 @@ impl Subject for Agent {
 impl Agent {
     /// Starts a process, which takes over from the running agent if `takeover` is set.
     fn spawn(&self, scene: &Scene<'_>, takeover: bool) -> Result<Child> {
-        let mut command = match scene.pinned {
-            None => Command::new(&self.binary),
-            Some(cores) => {
-                let cores: Vec<_> = cores.iter().map(usize::to_string).collect();
-                let mut command = Command::new("taskset");
-                command.args(["--cpu-list", &cores.join(",")]).arg(&self.binary);
-                command
-            }
-        };
+        let mut command = pinned(&self.binary, scene.pinned);
         command.args(["serve", "--metrics", &METRICS.to_string()]);
         command.arg("--config").arg(self.file("config.yaml")?).arg("--records").arg(&self.records);
         command.arg("--state").arg(self.file("state")?).env("NO_COLOR", "1");
@@ -307,8 +367,9 @@ impl Serving<'_> {
         let end = Instant::now() + PATIENCE;
         loop {
             ensure!(self.child.try_wait()?.is_none(), "the agent ended:\n{}", tail(&self.log));
-            let metrics = self.scene.node.run_in(metrics).unwrap_or_default();
-            if sample(&metrics, "xdp_imds_ports").is_some_and(|attached| attached as usize >= ports) {
+            let attached =
+                Metrics::of(self.scene.node).ok().and_then(|metrics| metrics.value("xdp_imds_ports"));
+            if attached.is_some_and(|attached| attached as usize >= ports) {
                 return Ok(());
             }
             ensure!(
@@ -352,9 +413,21 @@ impl Running for Serving<'_> {
         self.agent.file("run").ok()
     }
 
+    fn settle(&self) -> Result<()> {
+        let (mut last, mut looks, end) = (None, 0, Instant::now() + PATIENCE);
+        while looks < SETTLED {
+            ensure!(Instant::now() < end, "the agent still publishes answers after {PATIENCE:?}");
+            std::thread::sleep(LOOK);
+            let published = Metrics::of(self.scene.node)?.value("xdp_imds_published_documents");
+            looks = if published == last { looks + 1 } else { 0 };
+            last = published;
+        }
+        Ok(())
+    }
+
     fn attached_in(&self) -> Option<Duration> {
-        let metrics = self.scene.node.run_in(metrics).ok()?;
-        sample(&metrics, "xdp_imds_attach_seconds_median").map(Duration::from_secs_f64)
+        let seconds = Metrics::of(self.scene.node).ok()?.value("xdp_imds_attach_seconds_median");
+        seconds.map(Duration::from_secs_f64)
     }
 
     fn disturb(&mut self, what: Disturbance) -> Result<()> {
@@ -405,28 +478,12 @@ fn tail(log: &Path) -> String {
     last.into_iter().rev().collect::<Vec<_>>().join("\n")
 }
 
-/// Fetches the metrics page, in the namespace of this thread.
-fn metrics() -> Result<String> {
-    let mut stream = TcpStream::connect_timeout(&METRICS, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {METRICS}\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
-}
-
-/// Returns the value of a metric without labels.
-fn sample(metrics: &str, name: &str) -> Option<f64> {
-    let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
-    metrics.lines().find_map(value)
-}
-
 #[cfg(test)]
 mod tests {
     use anyhow::Result;
     use std::sync::mpsc::{Sender, channel};
 
-    use super::{all, read, sample, shown};
+    use super::{all, read, shown};
     use crate::storm::peer::{Disturbance, Running};
 
     /// Records its disturbances. A takeover ends the storm.
@@ -470,13 +527,5 @@ mod tests {
             done.iter().map(|done| done.event.as_str()).collect::<Vec<_>>(),
             ["kill9@0", "takeover@0.02"]
         );
-    }
-
-    #[test]
-    fn a_metric_is_found_by_its_whole_name() {
-        let metrics =
-            "HTTP/1.1 200 OK\r\n\r\n# TYPE xdp_imds_ports gauge\nxdp_imds_ports_more 7\nxdp_imds_ports 61\n";
-        assert_eq!(sample(metrics, "xdp_imds_ports"), Some(61.0));
-        assert_eq!(sample(metrics, "xdp_imds_port"), None);
     }
 }

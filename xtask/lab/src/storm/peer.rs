@@ -96,6 +96,11 @@ pub(crate) trait Running: Send {
         None
     }
 
+    /// Returns once the server has done what the requests so far cause it to do.
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns the median time to attach one tap, if the server reports it.
     fn attached_in(&self) -> Option<Duration> {
         None
@@ -248,14 +253,19 @@ impl Drop for Server {
 }
 
 /// Returns the command of a peer's program, pinned to these cores if there are any.
-fn command(program: &str, pinned: Option<&[usize]>) -> Result<Command> {
+fn command(program: &str, cores: Option<&[usize]>) -> Result<Command> {
     let file = shell::which(program).with_context(|| tools::missing_peers().unwrap_or_default())?;
-    let Some(cores) = pinned else { return Ok(Command::new(file)) };
+    Ok(pinned(&file, cores))
+}
+
+/// Returns the command of a program, pinned to these cores if there are any.
+pub(crate) fn pinned(program: &Path, cores: Option<&[usize]>) -> Command {
+    let Some(cores) = cores else { return Command::new(program) };
     let cores: Vec<_> = cores.iter().map(usize::to_string).collect();
     // taskset executes the program in its place, so the process id stays the same.
     let mut command = Command::new("taskset");
-    command.arg("--cpu-list").arg(cores.join(",")).arg(file);
-    Ok(command)
+    command.arg("--cpu-list").arg(cores.join(",")).arg(program);
+    command
 }
 
 /// Returns the version that a program prints, in one line.
@@ -283,8 +293,13 @@ fn descriptors() -> u32 {
 // A document that all guests share is stored once. Of the other documents each guest has its own file,
 // `<directory>/<address>/<number of the document>`, on a file system in memory.
 
-/// The directory for files, so that reading them needs no disk.
-const IN_MEMORY: &str = "/dev/shm";
+/// Makes a directory for files, so that reading them needs no disk.
+pub(crate) fn in_memory() -> Result<TempDir> {
+    let memory = Path::new("/dev/shm");
+    let base = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    Ok(tempfile::Builder::new().prefix("xdp-imds-lab-").tempdir_in(base)?)
+}
+
 /// The directory of documents that all guests share.
 const SHARED: &str = "all";
 
@@ -316,9 +331,7 @@ impl PeerSite {
     /// # Errors
     /// Fails if guests differ in more than their bodies, or if files cannot be written.
     fn lay_out(tenants: &[Tenant]) -> Result<Self> {
-        let base =
-            if Path::new(IN_MEMORY).is_dir() { PathBuf::from(IN_MEMORY) } else { std::env::temp_dir() };
-        let directory = tempfile::Builder::new().prefix("xdp-imds-storm-").tempdir_in(base)?;
+        let directory = in_memory()?;
         let first = tenants.first().context("the storm has no guest")?;
         let mut entries = Vec::new();
         let mut numbers = HashMap::new();

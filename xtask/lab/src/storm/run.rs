@@ -1,17 +1,19 @@
 //! Runs the rounds: in each round, every subject in turn on the same taps.
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::bpffs::Bpffs;
 
-use super::cpu::{Clocks, Idle, MeasuredCase, MeasuredSubject, Round, Settings, Threads};
+use super::cpu::{Clocks, Disturbed, Idle, MeasuredCase, MeasuredSubject, Round, Settings, Threads};
 use super::crawl::Dialect;
-use super::guest::{Arrival, Flood, Orders, Outcome, Prices};
-use super::peer::{Scene, Subject};
+use super::guest::{Arrival, Flood, Kill, Orders, Outcome, Prices};
+use super::peer::{Disturbance, Running, Scene, Subject};
 use super::watch::Watch;
 use super::{Args, Case, cpu, lab, peer};
 use lab::{Agent, Lab, RETRIES};
@@ -45,6 +47,17 @@ pub(super) struct Run<'a> {
     pub(super) interrupted: Arc<AtomicBool>,
 }
 
+/// One round of one subject.
+struct RoundPlan<'a> {
+    case: &'a Case,
+    /// What the agent serves after it was killed, if it is.
+    next: Option<&'a Case>,
+    vms: usize,
+    number: u32,
+    is_starved: bool,
+    pinned: Option<&'a [usize]>,
+}
+
 impl Run<'_> {
     /// Measures one case: every subject, in turn, for all rounds.
     pub(super) fn case(&mut self, dialect: Dialect, vms: usize, user_data: usize) -> Result<MeasuredCase> {
@@ -53,13 +66,15 @@ impl Run<'_> {
         self.progress(&format!(
             "{dialect}, {vms} VMs, {user_data} B of user-data: write records and documents"
         ));
-        let case = Case::lay_out(dialect, guests, user_data)?;
+        let case = Case::lay_out(dialect, guests, user_data, 0)?;
+        let next = self.args.kill_after.map(|_| Case::lay_out(dialect, guests, user_data, 1)).transpose()?;
         self.lab.load(&case.plan())?;
         let subjects = self.subjects(&case)?;
         let cores = self.server_cores()?;
         let pinned = (!self.args.server_cpus.is_empty()).then_some(self.args.server_cpus.as_slice());
         let mut found: Vec<MeasuredSubject> = Vec::new();
         let mut prepared = Vec::new();
+        let nodes: &[bool] = if self.args.server_cpu_weight.is_some() { &[false, true] } else { &[false] };
         for mut subject in subjects {
             let scene = Scene { node: self.lab.node(), tenants: &case.tenants, cores, pinned };
             match subject.prepare(&scene) {
@@ -74,16 +89,23 @@ impl Run<'_> {
                 }
             }
             self.versions.insert(subject.name().into(), subject.version()?);
-            found.push(MeasuredSubject { name: subject.name().into(), rounds: Vec::new() });
-            prepared.push(subject);
+            let subject: Rc<dyn Subject> = subject.into();
+            for &is_starved in nodes {
+                let name = format!("{}{}", subject.name(), if is_starved { " starved" } else { "" });
+                found.push(MeasuredSubject { name, rounds: Vec::new() });
+                prepared.push((Rc::clone(&subject), is_starved));
+            }
         }
         for number in 0..self.args.rounds {
             // Each round has another order, so that a subject does not always follow the same one.
             for turn in 0..prepared.len() {
                 let place = (turn + number as usize) % prepared.len();
-                let subject = prepared[place].as_ref();
-                let label = format!("{dialect} round {}/{} {}", number + 1, self.args.rounds, subject.name());
-                match self.round(&label, subject, &case, vms, number, pinned) {
+                let (subject, is_starved) = &prepared[place];
+                let label =
+                    format!("{dialect} round {}/{} {}", number + 1, self.args.rounds, found[place].name);
+                let is_starved = *is_starved;
+                let plan = RoundPlan { case: &case, next: next.as_ref(), vms, number, is_starved, pinned };
+                match self.round(&label, subject.as_ref(), &plan) {
                     Ok(round) => found[place].rounds.push(round),
                     Err(error) if subject.name() == lab::NAME => return Err(error.context(label)),
                     // A peer that fails loses its round. The run continues.
@@ -101,10 +123,11 @@ impl Run<'_> {
     }
 
     fn subjects(&self, case: &Case) -> Result<Vec<Box<dyn Subject>>> {
+        let survives = !self.args.event.is_empty() || self.args.kill_after.is_some();
         let named = |name: &String| -> Result<Box<dyn Subject>> {
             if name == lab::NAME {
                 let configuration = self.configuration.clone().unwrap_or_default();
-                let pins = (!self.args.event.is_empty()).then(Bpffs::mount).transpose()?;
+                let pins = survives.then(Bpffs::mount).transpose()?;
                 return Ok(Box::new(Agent::new(self.agent.clone(), case.records(), configuration, pins)));
             }
             peer::named(name, self.args.networks, self.args.pve_imds.as_deref())
@@ -113,22 +136,14 @@ impl Run<'_> {
         self.args.subjects.iter().map(named).collect()
     }
 
-    fn round(
-        &mut self,
-        label: &str,
-        subject: &dyn Subject,
-        case: &Case,
-        vms: usize,
-        number: u32,
-        pinned: Option<&[usize]>,
-    ) -> Result<Round> {
+    fn round(&mut self, label: &str, subject: &dyn Subject, plan: &RoundPlan<'_>) -> Result<Round> {
         go_on(&self.interrupted)?;
         let cores = self.server_cores()?;
         let kernel = cpu::settled_kernel();
         // `self.lab` is borrowed for the storm while the subject runs in the namespace, so the namespace is opened
         // again.
         let node = support::netns::Namespace::open(self.lab.node().name())?;
-        let scene = Scene { node: &node, tenants: &case.tenants, cores, pinned };
+        let scene = Scene { node: &node, tenants: &plan.case.tenants, cores, pinned: plan.pinned };
         let started = Instant::now();
         let mut running = subject.start(&scene)?;
         let (ready, attached) = (started.elapsed(), running.attached_in());
@@ -136,9 +151,17 @@ impl Run<'_> {
         let pids = running.pids();
         let silent = cpu::since(kernel, &pids);
         let idle = self.idle(&pids);
-        let orders = self.orders(subject, case.dialect, vms, number);
+        let orders = Orders {
+            kill: self.args.kill_after.map(|after| Kill { pid: pids[0], after }),
+            ..self.orders(subject, plan)
+        };
+        if self.args.server_cpu_weight.is_some() || orders.kill.is_some() {
+            self.boot_once(&orders)?;
+            running.settle()?;
+        }
         let signer: Vec<u32> = running.signer().into_iter().collect();
         let unsigned = Threads::read(&signer);
+        let busy = plan.is_starved.then(|| self.lab.starve(&pids)).transpose()?;
         let before = Clocks::read(self.lab.pid(), &pids)?;
         let watch = running.run_directory().filter(|_| self.args.is_watched());
         let (shows, records) = (self.args.watch, self.args.record.is_some());
@@ -166,16 +189,21 @@ impl Run<'_> {
             })?
         };
         let after = Clocks::read(self.lab.pid(), &running.pids())?;
+        drop(busy);
         if let Some(watch) = watch {
             watch.finish(self.args.record.as_deref())?;
         }
         let signing_us = Threads::read(&signer).since(&unsigned) as f64 / 1e3;
         let flood_frames = outcome.flood.map_or(0, |flood| flood.frames);
         let cpu = before.until(&after, &outcome.calls, &self.prices, flood_frames);
-        running.stop()?;
         let flooded = outcome.flood.filter(|flood| flood.wall_us > 0.0);
         let mut round = round_of(outcome);
+        round.kernel.take_if(|kernel| subject.name() != lab::NAME || kernel.count() == 0);
         round.events = events;
+        if let Some(next) = plan.next {
+            self.serve_anew(running.as_mut(), plan.case, next, &orders, &mut round)?;
+        }
+        running.stop()?;
         round.flood_per_second = flooded.map(|flood| flood.frames as f64 / flood.wall_us * 1e6);
         (round.cpu, round.memory, round.idle) = (cpu, silent, idle);
         round.signer_us = (!signer.is_empty()).then_some(signing_us);
@@ -183,6 +211,40 @@ impl Run<'_> {
         round.attach_us = attached.map(|took| took.as_secs_f64() * 1e6);
         self.progress(&format!("{label}: {}", super::figure::line(&round)));
         Ok(round)
+    }
+
+    /// Lets each guest boot once, from other ports than in the round. Guests repeat no request.
+    fn boot_once(&mut self, orders: &Orders) -> Result<Round> {
+        let Orders { guests, keep_alive, any_bytes, seed, .. } = *orders;
+        let orders = Orders { guests, keep_alive, any_bytes, seed: !seed, ..Orders::default() };
+        let interrupted = Arc::clone(&self.interrupted);
+        Ok(round_of(self.lab.storm(&orders, &mut |_, _| go_on(&interrupted))?))
+    }
+
+    /// Starts an agent with other records after one that was killed, and lets each guest boot again. A former answer
+    /// is a failure.
+    fn serve_anew(
+        &mut self,
+        running: &mut dyn Running,
+        case: &Case,
+        next: &Case,
+        orders: &Orders,
+        round: &mut Round,
+    ) -> Result<()> {
+        let exchange = || renameat_with(CWD, case.records(), CWD, next.records(), RenameFlags::EXCHANGE);
+        exchange()?;
+        self.lab.load(&next.plan())?;
+        let started = Instant::now();
+        running.disturb(Disturbance::Kill9)?;
+        let took_us = started.elapsed().as_secs_f64() * 1e6;
+        round.events.push(Disturbed { event: "the next agent".into(), took_us });
+        let again = self.boot_once(orders)?;
+        round.failures += again.failures;
+        for (reason, count) in again.reasons {
+            *round.reasons.entry(reason).or_default() += count;
+        }
+        exchange()?;
+        self.lab.load(&case.plan())
     }
 
     fn idle(&self, pids: &[u32]) -> Option<Idle> {
@@ -197,24 +259,24 @@ impl Run<'_> {
         Some(Idle { wall_us, server_us: used as f64 / 1e3 })
     }
 
-    fn orders(&self, subject: &dyn Subject, dialect: Dialect, vms: usize, round: u32) -> Orders {
+    fn orders(&self, subject: &dyn Subject, plan: &RoundPlan<'_>) -> Orders {
         let args = self.args;
         let arrival = if args.lone { Arrival::Lone } else { args.arrival };
+        let is_disturbed = !args.event.is_empty() || args.kill_after.is_some();
         Orders {
-            guests: vms,
+            guests: plan.vms,
             arrival,
             seconds: args.seconds,
             keep_alive: args.keep_alive,
             // A node with too many unsigned tokens answers 503 with `Retry-After: 1`.
-            retries: if args.event.is_empty() && dialect != Dialect::Identity { 0 } else { RETRIES },
+            retries: if is_disturbed || plan.case.dialect == Dialect::Identity { RETRIES } else { 0 },
             loss: args.loss,
             slow: args.slow_readers,
             flood: args.flood,
-            stall: 0.0,
-            to_the_end: false,
             any_bytes: subject.makes_its_own_documents(),
             // All subjects of a round have the same seed. Each round has another, so that guests use other ports.
-            seed: args.seed.wrapping_add(self.cases * SEEDS + u64::from(round)),
+            seed: args.seed.wrapping_add(self.cases * SEEDS + u64::from(plan.number)),
+            ..Orders::default()
         }
     }
 
@@ -239,6 +301,12 @@ impl Run<'_> {
         }
         if !args.event.is_empty() {
             set("event", lab::shown(&args.event));
+        }
+        if let Some(after) = args.kill_after {
+            set("kill-after", after.to_string());
+        }
+        if let Some(weight) = args.server_cpu_weight {
+            set("server-cpu-weight", weight.to_string());
         }
         if args.vhost {
             set("vhost", "yes".into());
@@ -285,6 +353,8 @@ fn round_of(outcome: Outcome) -> Round {
         retries: outcome.retries,
         wall_us: outcome.wall_us,
         request: outcome.request,
+        kernel: Some(outcome.kernel),
+        without_agent: outcome.without_agent,
         boot: outcome.boot,
         finished: outcome.finished,
         ..Round::default()

@@ -1,7 +1,7 @@
 //! The node: an API server, kubelet's directory, Proxmox VE's directory, the pods of all tenants, and the agent in a
 //! control group with a memory limit.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use metadata_feed::pods::{NicNames, names_of};
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use support::agent::Agent;
 use support::apiserver::ApiServer;
 use support::bpffs::Bpffs;
-use support::eventually::eventually;
 use support::guest::{Guest, Route, Spec};
 use support::host::Host;
 use support::netns::Namespace;
@@ -26,6 +25,8 @@ use support::tap::{Shape, Tap};
 use support::tap_client::storm_until;
 use support::{agent, host};
 use tempfile::TempDir;
+
+use crate::control_group::{ControlGroup, Version};
 
 /// The name of the node.
 const NODE: &str = "n1";
@@ -122,7 +123,7 @@ impl TenantsNode {
     fn wrap(&self, limit: u64) -> Result<()> {
         let script = format!(
             "#!/bin/sh\necho $$ > '{}' || exit 1\nXDP_IMDS_MEMORY_LIMIT={limit} exec '{}' \"$@\"\n",
-            self.memory.processes().display(),
+            self.memory.0.processes().display(),
             self.agent.display()
         );
         write_script(&self.path("agent"), &script)
@@ -289,28 +290,9 @@ pub(super) fn primary() -> NicNames {
 /// Pause between two looks at something that other threads or the agent change.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
 
-// A control group with the memory limit that the DaemonSet sets. Version 2 is used where it controls memory, and
-// version 1 elsewhere.
-
-/// The longest time until a group without processes can be removed.
-const REMOVED_WITHIN: Duration = Duration::from_secs(10);
-
-/// Names of groups begin with this; the id of the process that made the group follows.
-const PREFIX: &str = "xdp-imds-soak-";
-
-/// The version of control groups that limits memory on this machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
-    One,
-    Two,
-}
-
-/// A control group for the agent. Removed on drop.
+/// A control group for the agent, with the memory limit that the DaemonSet sets.
 #[derive(Debug)]
-pub(super) struct MemoryGroup {
-    path: PathBuf,
-    version: Version,
-}
+pub(super) struct MemoryGroup(ControlGroup);
 
 /// The memory of all processes of the group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -326,123 +308,44 @@ pub(super) struct Usage {
 impl MemoryGroup {
     /// Creates the group.
     pub(super) fn new(limit: u64) -> Result<Self> {
-        let (parent, version) = controller()?;
-        sweep(&parent);
-        let path = parent.join(format!("{PREFIX}{}", std::process::id()));
-        fs::create_dir(&path).with_context(|| format!("cannot make the control group {}", path.display()))?;
-        let group = Self { path, version };
-        let limits: &[&str] = match version {
-            Version::One => &["memory.limit_in_bytes"],
-            Version::Two => &["memory.max"],
+        let group = ControlGroup::new("memory", "tenants")?;
+        let (most, swap) = match group.version {
+            Version::One => ("memory.limit_in_bytes", "memory.swappiness"),
+            Version::Two => ("memory.max", "memory.swap.max"),
         };
-        for file in limits {
-            group.write(file, &limit.to_string())?;
-        }
+        group.write(most, &limit.to_string())?;
         // As for a container of Kubernetes: no swap. A kernel may lack these files.
-        let swap = match version {
-            Version::One => group.write("memory.swappiness", "0"),
-            Version::Two => group.write("memory.swap.max", "0"),
-        };
-        if let Err(error) = swap {
+        if let Err(error) = group.write(swap, "0") {
             eprintln!("swap stays as it is: {error:#}");
         }
-        Ok(group)
+        Ok(Self(group))
     }
 
     /// Describes the limit for the report.
     pub(super) fn kind(&self) -> &'static str {
-        match self.version {
+        match self.0.version {
             Version::One => "cgroup v1",
             Version::Two => "cgroup v2",
         }
     }
 
-    /// The file that takes the ids of processes.
-    pub(super) fn processes(&self) -> PathBuf {
-        self.path.join("cgroup.procs")
-    }
-
     /// Reads the group's memory.
     pub(super) fn usage(&self) -> Result<Usage> {
-        let stat = self.read("memory.stat")?;
-        Ok(match self.version {
+        let stat = self.0.read("memory.stat")?;
+        Ok(match self.0.version {
             Version::One => Usage {
                 anonymous: field(&stat, "total_rss").context("memory.stat has no total_rss")?,
-                peak: number(&self.read("memory.max_usage_in_bytes")?),
-                killed: field(&self.read("memory.oom_control")?, "oom_kill").unwrap_or_default(),
+                peak: number(&self.0.read("memory.max_usage_in_bytes")?),
+                killed: field(&self.0.read("memory.oom_control")?, "oom_kill").unwrap_or_default(),
             },
             Version::Two => Usage {
                 anonymous: field(&stat, "anon").context("memory.stat has no anon")?,
                 // Linux 5.19
-                peak: self.read("memory.peak").map_or(0, |text| number(&text)),
-                killed: field(&self.read("memory.events")?, "oom_kill").unwrap_or_default(),
+                peak: self.0.read("memory.peak").map_or(0, |text| number(&text)),
+                killed: field(&self.0.read("memory.events")?, "oom_kill").unwrap_or_default(),
             },
         })
     }
-
-    fn read(&self, file: &str) -> Result<String> {
-        let path = self.path.join(file);
-        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
-    }
-
-    fn write(&self, file: &str, text: &str) -> Result<()> {
-        let path = self.path.join(file);
-        fs::write(&path, text).with_context(|| format!("cannot write {text} to {}", path.display()))
-    }
-}
-
-impl Drop for MemoryGroup {
-    fn drop(&mut self) {
-        if let Err(error) = eventually(REMOVED_WITHIN, || Ok(fs::remove_dir(&self.path)?)) {
-            eprintln!("cannot remove the control group {}: {error:#}", self.path.display());
-        }
-    }
-}
-
-/// Removes groups whose process was killed. A group with processes stays.
-fn sweep(parent: &Path) {
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let maker = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok());
-        if maker.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            // An agent that outlived its maker is in it; its group is removed once it ends.
-            _ = fs::remove_dir(entry.path());
-        }
-    }
-}
-
-/// Returns a directory for groups that can limit memory.
-fn controller() -> Result<(PathBuf, Version)> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    if let Some(root) = mount_point(&mounts, "cgroup2", "")
-        && fs::read_to_string(root.join("cgroup.subtree_control"))
-            .is_ok_and(|controllers| has_word(&controllers, "memory"))
-    {
-        return Ok((root, Version::Two));
-    }
-    match mount_point(&mounts, "cgroup", "memory") {
-        Some(root) => Ok((root, Version::One)),
-        None => bail!(
-            "no control group limits memory here; mount cgroup2 with `+memory` in the root's cgroup.subtree_control"
-        ),
-    }
-}
-
-/// Finds a mount of a type with an option of the file system (proc_pid_mountinfo(5)).
-fn mount_point(mounts: &str, kind: &str, option: &str) -> Option<PathBuf> {
-    let found = mounts.lines().find_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        let mut right = right.split(' ');
-        let is_kind = right.next() == Some(kind);
-        let options = right.nth(1).unwrap_or_default();
-        let fits = option.is_empty() || options.split(',').any(|word| word == option);
-        (is_kind && fits).then(|| left.split(' ').nth(4)).flatten()
-    });
-    found.map(|path| Path::new(path).to_owned())
-}
-
-fn has_word(text: &str, word: &str) -> bool {
-    text.split_whitespace().any(|it| it == word)
 }
 
 fn field(text: &str, name: &str) -> Option<u64> {
@@ -487,19 +390,7 @@ pub(super) fn serve_new_vm(node: &TenantsNode, stop: &AtomicBool) -> Result<Dura
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
-    use super::{field, mount_point};
-
-    #[test]
-    fn the_mount_of_a_controller_is_found_by_type_and_option() {
-        let mounts = "30 25 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
-                      31 25 0:27 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n\
-                      32 25 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
-        assert_eq!(mount_point(mounts, "cgroup", "memory"), Some(PathBuf::from("/sys/fs/cgroup/memory")));
-        assert_eq!(mount_point(mounts, "cgroup2", ""), Some(PathBuf::from("/sys/fs/cgroup/unified")));
-        assert_eq!(mount_point(mounts, "cgroup", "pids"), None);
-    }
+    use super::field;
 
     #[test]
     fn a_field_is_read_by_its_whole_name() {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-use super::super::cpu::Distribution;
+use super::super::cpu::{Distribution, WithoutAgent};
 use super::Stalls;
 
 /// Bytes of the longest accepted response head.
@@ -47,6 +47,7 @@ pub(crate) struct Answer {
     /// The announced and the received bytes of the body, once the head is complete.
     body: Option<(usize, usize)>,
     keep: bool,
+    by_kernel: bool,
     token: Vec<u8>,
 }
 
@@ -60,6 +61,11 @@ impl Answer {
     /// Returns the last token received.
     pub(crate) fn token(&self) -> &[u8] {
         &self.token
+    }
+
+    /// Whether the agent's kernel part has given the answer: it leaves out `Server`, which workers send.
+    pub(crate) fn is_by_kernel(&self) -> bool {
+        self.by_kernel
     }
 
     /// Checks the next bytes. `bodies` is the content of the file of bodies.
@@ -81,7 +87,7 @@ impl Answer {
             if head.length.is_none() && head.status != 204 || !fits(length, expected.body) {
                 return Progress::Wrong(Failure::Length);
             }
-            self.keep = head.keep;
+            (self.keep, self.by_kernel) = (head.keep, !head.names_server);
             self.body = Some((length, 0));
             if expected.body == Body::Token {
                 self.token.clear();
@@ -129,6 +135,7 @@ struct Head {
     /// The Content-Length. It is missing in answers without one and in chunked answers.
     length: Option<usize>,
     keep: bool,
+    names_server: bool,
 }
 
 impl Head {
@@ -136,7 +143,8 @@ impl Head {
         let mut lines = head.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii_end);
         let first = lines.next()?;
         let (version, status) = (first.get(..9)?, first.get(9..12)?);
-        let mut parsed = Self { status: number(status)? as u16, length: None, keep: version == b"HTTP/1.1 " };
+        let keep = version == b"HTTP/1.1 ";
+        let mut parsed = Self { status: number(status)? as u16, length: None, keep, names_server: false };
         if !version.starts_with(b"HTTP/1.") {
             return None;
         }
@@ -147,6 +155,8 @@ impl Head {
                 parsed.length = Some(number(value)?);
             } else if name.eq_ignore_ascii_case(b"connection") {
                 parsed.keep = value.eq_ignore_ascii_case(b"keep-alive");
+            } else if name.eq_ignore_ascii_case(b"server") {
+                parsed.names_server = true;
             }
         }
         Some(parsed)
@@ -240,7 +250,11 @@ pub(crate) struct Tally {
     /// Requests repeated after a failure.
     pub(crate) retries: u64,
     pub(crate) request: Histogram,
+    /// Requests that the agent's kernel part has answered.
+    pub(crate) kernel: Histogram,
     pub(crate) boot: Histogram,
+    /// What became of requests since the agent was killed, if it was.
+    pub(crate) without_agent: Option<WithoutAgent>,
     /// The time at which each boot of the first wave finished, since the storm's start.
     pub(crate) finished: Vec<u64>,
     pub(crate) calls: Calls,
@@ -259,6 +273,24 @@ pub(crate) struct Calls {
 }
 
 impl Tally {
+    /// Counts an answer that took this time.
+    pub(crate) fn answered(&mut self, took: u64, by_kernel: bool) {
+        self.requests += 1;
+        self.request.add(took);
+        if by_kernel {
+            self.kernel.add(took);
+            self.without_agent.iter_mut().for_each(|it| it.answered += 1);
+        }
+    }
+
+    /// Counts a request without an answer, if the agent was killed.
+    pub(crate) fn unanswered(&mut self, was_published: bool) {
+        if let Some(without_agent) = &mut self.without_agent {
+            let count = if was_published { &mut without_agent.missed } else { &mut without_agent.waiting };
+            *count += 1;
+        }
+    }
+
     pub(crate) fn fail(&mut self, reason: Failure) {
         self.failed += 1;
         self.note(reason);
@@ -280,6 +312,8 @@ impl Tally {
             retries: self.retries,
             wall_us: wall_ns as f64 / 1e3,
             request: self.request.distribution(),
+            kernel: self.kernel.distribution(),
+            without_agent: self.without_agent,
             boot: self.boot.distribution(),
             finished: curve(&self.finished),
             calls: self.calls,
@@ -314,7 +348,9 @@ pub(crate) struct Outcome {
     pub(crate) retries: u64,
     pub(crate) wall_us: f64,
     pub(crate) request: Distribution,
+    pub(crate) kernel: Distribution,
     pub(crate) boot: Distribution,
+    pub(crate) without_agent: Option<WithoutAgent>,
     pub(crate) finished: Vec<(f64, u32)>,
     pub(crate) calls: Calls,
     pub(crate) flood: Option<Flooded>,
@@ -330,7 +366,9 @@ pub(crate) struct Flooded {
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, Body, Expected, Failure, Histogram, Progress, bound, bucket, curve};
+    use super::{
+        Answer, Body, Expected, Failure, Histogram, Progress, Tally, WithoutAgent, bound, bucket, curve,
+    };
 
     const BODIES: &[u8] = b"....right body....";
     const RIGHT: Expected = Expected { status: 200, body: Body::Exactly { offset: 4, length: 10 } };
@@ -398,6 +436,33 @@ mod tests {
             let answer = format!("{first}\r\nContent-Length: 10\r\n\r\nright body");
             assert_eq!(judged(&answer, &RIGHT, 1_460), Progress::Done { keep }, "{line}");
         }
+    }
+
+    #[test]
+    fn an_answer_without_server_is_the_kernels() {
+        for (fields, is_by_kernel) in [("", true), ("SERVER: x\r\n", false)] {
+            let mut reader = Answer::default();
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n{fields}\r\nright body");
+            assert_eq!(reader.feed(answer.as_bytes(), &RIGHT, BODIES), DONE);
+            assert_eq!(reader.is_by_kernel(), is_by_kernel, "{fields}");
+        }
+    }
+
+    #[test]
+    fn only_a_published_request_is_missed_and_only_after_the_end_of_the_agent() {
+        let mut tally = Tally::default();
+        let ask = |tally: &mut Tally| {
+            tally.answered(1, true);
+            tally.answered(1, false);
+            tally.unanswered(true);
+            tally.unanswered(false);
+        };
+        ask(&mut tally);
+        assert_eq!(tally.without_agent, None);
+        tally.without_agent = Some(WithoutAgent::default());
+        ask(&mut tally);
+        assert_eq!(tally.without_agent, Some(WithoutAgent { answered: 1, waiting: 1, missed: 1 }));
+        assert_eq!((tally.requests, tally.kernel.distribution().count()), (4, 2));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use metadata_common::mac::Mac;
 use std::net::Ipv4Addr;
 
 use super::Planned;
-use super::answer::Answer;
+use super::answer::{Answer, Tally};
 use super::pump::{NEEDS_CHECKSUM, VNET};
 use super::tcp::{Due, Ends, Incoming, MILLISECOND, Nanos, SECOND};
 use crate::storm::guest::answer::{Body, Failure, Progress};
@@ -27,6 +27,8 @@ const FIRST_PORT: u16 = 32_768;
 const PORTS: u16 = 28_232;
 /// The pause before a failed request is repeated.
 const RETRY_PAUSE: Nanos = SECOND;
+/// A guest that has no answer for this time gets none while no agent runs. TCP has sent its request again by then.
+const STUCK: Nanos = 3 * SECOND;
 /// The pause between two requests of a lone guest.
 const LONE_PAUSE: Nanos = 2 * MILLISECOND;
 
@@ -60,6 +62,8 @@ pub(super) struct Guest {
     failed: bool,
     /// How often the current request was repeated.
     tries: u8,
+    /// The first 64 requests of a boot, as bits: those that the kernel has answered in this storm.
+    published: u64,
     asked_at: Nanos,
     progress_at: Nanos,
     /// The time at which [`State::Resolving`] or [`State::Pausing`] continues.
@@ -85,6 +89,7 @@ impl Guest {
             began_at: 0,
             failed: false,
             tries: 0,
+            published: 0,
             asked_at: 0,
             progress_at: 0,
             on_at: 0,
@@ -104,6 +109,23 @@ impl Guest {
         Some((self.progress_at, connection.port))
     }
 
+    /// Whether the guest has waited for so long that only an agent can answer.
+    pub(super) fn is_stuck(&self, now: Nanos) -> bool {
+        matches!(self.state, State::Asking | State::Pausing) && self.progress_at + STUCK <= now
+    }
+
+    /// Counts the request that the guest has made without an answer, unless it has failed and was counted then.
+    pub(super) fn give_up(&self, tally: &mut Tally) {
+        if !self.is_off() && self.tries == 0 {
+            tally.unanswered(self.published & self.bit() != 0);
+        }
+    }
+
+    /// The current request in `published`.
+    fn bit(&self) -> u64 {
+        u32::try_from(self.at).ok().and_then(|at| 1_u64.checked_shl(at)).unwrap_or(0)
+    }
+
     /// Returns the number of requests of this boot that have ended.
     pub(super) fn answered(&self) -> u64 {
         self.at as u64
@@ -119,6 +141,7 @@ impl Guest {
         self.closing.clear();
         self.connection = None;
         self.state = State::Off;
+        self.published = 0;
         self.slow = slow;
         self.ports_used = random.u16(..PORTS);
         self.wake_at = Nanos::MAX;
@@ -409,8 +432,9 @@ impl Guest {
     fn end_request(&mut self, outcome: Result<bool, Failure>, connection: Connection, world: &mut World<'_>) {
         match outcome {
             Ok(keep) => {
-                world.tally.requests += 1;
-                world.tally.request.add(world.now - self.asked_at);
+                let by_kernel = self.answer.is_by_kernel();
+                world.tally.answered(world.now - self.asked_at, by_kernel);
+                self.published |= if by_kernel { self.bit() } else { 0 };
                 if keep && world.manner.keep_alive && !connection.is_ended() {
                     self.connection = Some(connection);
                 } else {
@@ -433,6 +457,7 @@ impl Guest {
         {
             self.send(Send::Reset, &mut connection, world);
         }
+        self.give_up(world.tally);
         if self.tries < world.manner.retries {
             self.tries += 1;
             world.tally.retries += 1;

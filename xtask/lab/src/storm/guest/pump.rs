@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use metadata_common::mac::Mac;
 use rustix::event::epoll;
+use rustix::process::Signal;
 use std::borrow::Borrow;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
@@ -11,10 +12,11 @@ use std::time::{Duration, Instant};
 use support::recent::{Fate, Recent, Towards};
 use support::tap::{Tap, VNET_HDR_LEN};
 
+use super::super::cpu::WithoutAgent;
 use super::answer::{Calls, Flooded, Tally};
 use super::boot::Guest;
 use super::tcp::{Ends, FRAME_MOST, Header, MILLISECOND, Nanos, SECOND, SYN};
-use super::{Arrival, Flood, Orders, Plan, Planned, Requests, Stall, StallWatch, seconds, tcp};
+use super::{Arrival, Flood, Kill, Orders, Plan, Planned, Requests, Stall, StallWatch, seconds, tcp};
 
 /// Frames read from one tap before the next tap's turn.
 const BATCH: usize = 32;
@@ -148,10 +150,18 @@ impl<'a> Pump<'a> {
             if now >= ticked + TICK {
                 ticked = now;
                 self.tick(&mut storm, now);
-                if self.guests[..orders.guests].iter().all(Guest::is_off) && storm.arrivals.is_empty() {
+                storm.kill(now)?;
+                let guests = &self.guests[..orders.guests];
+                if storm.tally.without_agent.is_some()
+                    && storm.is_over(now)
+                    && guests.iter().all(|guest| guest.is_off() || guest.is_stuck(now))
+                {
+                    break now;
+                }
+                if guests.iter().all(Guest::is_off) && storm.arrivals.is_empty() {
                     first_wave.get_or_insert(storm.tally.finished.len());
                     let last = storm.tally.finished.last().copied().unwrap_or(now);
-                    if last as f64 >= orders.seconds * 1e9 {
+                    if storm.is_over(last) {
                         break last;
                     }
                     wave = now.max(wave + pause);
@@ -166,6 +176,7 @@ impl<'a> Pump<'a> {
         };
         self.linger(&mut storm)?;
         let mut tally = storm.tally;
+        self.guests[..orders.guests].iter().for_each(|guest| guest.give_up(&mut tally));
         tally.finished.truncate(first_wave.unwrap_or(0));
         tally.calls = storm.calls;
         Ok((tally, wall))
@@ -334,6 +345,23 @@ impl<'a> Pump<'a> {
 impl Storm<'_> {
     fn now(&self) -> Nanos {
         self.clock.elapsed().as_nanos() as Nanos
+    }
+
+    /// Whether no further boot begins.
+    fn is_over(&self, now: Nanos) -> bool {
+        now as f64 >= self.orders.seconds * 1e9
+    }
+
+    /// Kills the agent when it is due. Its parent must not have waited for it.
+    fn kill(&mut self, now: Nanos) -> Result<()> {
+        if let Some(Kill { pid, after }) = self.orders.kill
+            && self.tally.without_agent.is_none()
+            && now as f64 >= after * 1e9
+        {
+            support::process::signal(pid, Signal::KILL.as_raw())?;
+            self.tally.without_agent = Some(WithoutAgent::default());
+        }
+        Ok(())
     }
 
     /// Returns the wait that counts as a stall.

@@ -3,6 +3,7 @@
 use metadata_common::mac::Mac;
 use std::collections::{HashMap, VecDeque};
 
+use super::super::cpu::WithoutAgent;
 use super::answer::{Body, Expected, Failure, Tally};
 use super::boot::Guest;
 use super::pump::{Manner, Scratch, Transmit, World};
@@ -123,7 +124,8 @@ fn boot(response: &str, manner: Manner, slow: bool, lose: fn(usize) -> bool, fau
         "GET /a HTTP/1.1\r\nHost: x\r\n\r\n".into(),
         "GET /b HTTP/1.1\r\nHost: x\r\n\r\n".into(),
     ]);
-    let (bodies, mut tally, mut scratch) = (body(), Tally::default(), Scratch::default());
+    let (bodies, mut scratch) = (body(), Scratch::default());
+    let mut tally = Tally { without_agent: Some(WithoutAgent::default()), ..Tally::default() };
     let (mut sent, mut random) = (Sent::default(), fastrand::Rng::with_seed(1));
     let mut guest = Guest::new(plan, ends().server);
     guest.forget(slow, &mut random);
@@ -179,6 +181,7 @@ fn a_boot_gets_an_answer_to_every_request() {
         let (tally, _) = boot(&answer(&body()), manner, slow, no_loss, no_fault);
         assert_eq!((tally.requests, tally.failed, tally.retransmissions), (2, 0, 0), "{keep_alive} {slow}");
         assert_eq!((tally.boots, tally.finished.len()), (1, 1));
+        assert_eq!(tally.without_agent, Some(WithoutAgent { answered: 2, waiting: 0, missed: 0 }));
     }
 }
 
@@ -249,6 +252,7 @@ fn a_silent_network_fails_every_request_with_its_reason() {
 fn an_answer_that_stops_is_given_up() {
     let (tally, _) = boot(&answer(&body())[..9_000], Manner::default(), false, no_loss, no_fault);
     assert_eq!(tally.reasons.get(&Failure::Silence), Some(&2));
+    assert_eq!(tally.without_agent, Some(WithoutAgent { answered: 0, waiting: 2, missed: 0 }));
 }
 
 #[test]
