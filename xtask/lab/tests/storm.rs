@@ -9,11 +9,11 @@ use anyhow::{Context as _, Result, ensure};
 use support::eventually::eventually;
 use support::{agent, privileged, vhost};
 
-/// Options of every test. Zero seconds give a single wave of boots.
-const SMALL: [&str; 7] = ["storm", "--rounds", "1", "--seconds", "0", "--subjects", "xdp-imds"];
+/// Options of every test.
+const SMALL: [&str; 5] = ["storm", "--rounds", "1", "--subjects", "xdp-imds"];
 
-/// The number of guests in small storms.
-const FEW: [&str; 2] = ["--vms", "32"];
+/// The number of guests in small storms. Zero seconds give a single wave of boots.
+const FEW: [&str; 4] = ["--vms", "32", "--seconds", "0"];
 
 /// Runs a storm and reads the results that it wrote.
 fn storm(more: &[&str]) -> serde_json::Value {
@@ -84,6 +84,24 @@ fn guests_with_loss_slow_reads_or_checksum_offload_boot_without_a_failure() {
         let results = storm(&[&FEW[..], &["--dialect", "nocloud"], more].concat());
         assert_eq!(outcomes(&results), [(32 * 4, 0)], "{more:?}");
     }
+}
+
+#[test]
+fn after_a_killed_agent_nothing_published_is_missed_and_nothing_former_is_served() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let limits = "limits: {frames_per_second: 0, connections_per_second: 0}";
+    let config = format!("answer_requests_in_kernel: true\nanswer_without_agent_seconds: 600\n{limits}\n");
+    std::fs::write(file.path(), config).expect("a file");
+    let config = ["--agent-config", file.path().to_str().expect("text")];
+    let killed = ["--vms", "32", "--dialect", "nocloud", "--seconds", "1.5", "--kill-after", "0.5"];
+    let results = storm(&[&killed[..], &config].concat());
+    let round = &results["cases"][0]["subjects"][0]["rounds"][0];
+    let count = |what: &str| round["without_agent"][what].as_u64().expect("a number");
+    assert_eq!((count("waiting"), count("missed"), round["failures"].as_u64()), (0, 0, Some(0)), "{round}");
+    assert!(count("answered") > 0, "{round}");
 }
 
 #[test]
