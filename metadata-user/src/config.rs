@@ -37,7 +37,7 @@ use metadata_steer::{ClosedTaps, PortLimits, SteeringMode};
 use crate::logging::LogFormat;
 
 pub use read::PortSpec;
-pub use read::{ConfigError, workers};
+pub use read::{ConfigError, socket_address, workers};
 pub use sections::{ApiConfig, IdentityConfig, MetadataLimits, Sandbox};
 
 /// Default of `state`.

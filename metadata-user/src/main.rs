@@ -300,7 +300,7 @@ struct Serve {
     #[command(flatten)]
     options: ConfigOverrides,
     /// Serve Prometheus metrics at http://ADDR/metrics.
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = config::socket_address)]
     metrics: Option<SocketAddr>,
     /// Write a line of JSON for each request to this file, or to `stderr`.
     #[arg(long, value_name = "FILE")]

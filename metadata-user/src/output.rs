@@ -18,39 +18,42 @@ use crate::logging;
 /// True once nobody reads what this process writes.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// A stream that notes if its reader has gone.
+/// A stream that notes if its reader has gone, and names itself in other errors.
 #[derive(Debug)]
-pub struct TrackedStream<W>(W);
+pub struct TrackedStream<W>(W, &'static str);
 
-impl<W> TrackedStream<W> {
-    fn noted<T>(done: io::Result<T>) -> io::Result<T> {
-        if done.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+fn noted<T>(name: &str, done: io::Result<T>) -> io::Result<T> {
+    done.map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => {
             CLOSED.store(true, Ordering::Relaxed);
+            error
         }
-        done
-    }
+        // Whoever writes tries again.
+        io::ErrorKind::Interrupted => error,
+        kind => io::Error::new(kind, format!("cannot write to {name}: {error}")),
+    })
 }
 
 impl<W: Write> Write for TrackedStream<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Self::noted(self.0.write(bytes))
+        noted(self.1, self.0.write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Self::noted(self.0.flush())
+        noted(self.1, self.0.flush())
     }
 }
 
 /// Standard output, locked.
 #[must_use]
 pub fn stdout() -> PrintableWriter<TrackedStream<StdoutLock<'static>>> {
-    PrintableWriter::new(TrackedStream(io::stdout().lock()))
+    PrintableWriter::new(TrackedStream(io::stdout().lock(), "standard output"))
 }
 
 /// Standard error.
 #[must_use]
 pub fn stderr() -> PrintableWriter<TrackedStream<Stderr>> {
-    PrintableWriter::new(TrackedStream(io::stderr()))
+    PrintableWriter::new(TrackedStream(io::stderr(), "standard error"))
 }
 
 /// True once standard output or standard error was written to after its reader had gone.

@@ -80,8 +80,10 @@ impl Visit for Text {
             name => write!(self.0, "{space}{name}={value:?}"),
         };
         debug_assert!(written.is_ok(), "writing to a String does not fail");
-        let end = self.0.floor_char_boundary(TEXT_MAX);
-        self.0.truncate(end);
+        if self.0.len() > TEXT_MAX {
+            self.0.truncate(self.0.floor_char_boundary(TEXT_MAX - '…'.len_utf8()));
+            self.0.push('…');
+        }
     }
 }
 
@@ -115,7 +117,8 @@ mod tests {
             (ours[0].level.as_str(), ours[0].text.as_str()),
             ("warn", "it is gone port=\"tap-of-this-test\"")
         );
-        assert!(ours[1].level == "error" && ours[1].text.len() <= TEXT_MAX, "{:?}", ours[1]);
+        assert_eq!(ours[1].level, "error");
+        assert!(ours[1].text.len() <= TEXT_MAX && ours[1].text.ends_with('…'), "{:?}", ours[1]);
         assert_eq!(ours.len(), 2);
     }
 }

@@ -81,6 +81,23 @@ fn a_verb_whose_reader_has_gone_ends_quietly() {
 }
 
 #[test]
+fn a_full_disk_behind_standard_output_is_not_taken_for_the_state_directorys() {
+    let (_room, directory, record) = records();
+    for words in [
+        &["check", &directory][..],
+        &["check", &directory, "--json"],
+        &["explain", &record, "GET", "/"],
+        &["token-key"],
+    ] {
+        let full = fs::File::options().write(true).open("/dev/full").expect("a device");
+        let output = command(words).stdout(full).stderr(Stdio::piped()).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+        assert!(said.contains("cannot write to standard output: No space left"), "{words:?}: {said}");
+    }
+}
+
+#[test]
 fn a_verb_of_an_agent_whose_reader_has_gone_ends_quietly() {
     if !privileged::or_skip() {
         return;
@@ -147,6 +164,7 @@ fn each_exit_code_means_one_thing() {
         (&["nope"], 2),
         (&["register", "-f", &record, "--wait", "--timeout", "2d"], 2),
         (&["top", "--interval", "0"], 2),
+        (&["trace", "x", "--count", "0"], 2),
         (&["status", "--run", &nowhere], 5),
         (&["status", "--json", "--run", &nowhere], 5),
         (&["ls", "--run", &nowhere], 5),
@@ -278,6 +296,13 @@ fn a_message_names_the_cause_and_no_other_verbs_remedy() {
         (check("limits: {nope: 1}\n"), "limits.nope: unknown field; the fields", "`nope`"),
         (check("run: null\n"), "run: expected a path, found nothing", "path string"),
         (check("metrics: 9177\n"), "127.0.0.1:9177", "syntax"),
+        (run(&["serve", "--metrics", "9177"]).1, "127.0.0.1:9177", "syntax"),
+        (
+            check("recrods: /a\n"),
+            "config:1:1: recrods: unknown field; did you mean `records`?",
+            "expected one of",
+        ),
+        (check("api: {}\n---\nrun: /a\n"), "config:3:1: expected one document", "from_str"),
         (check("steer: foo\n"), "steer: expected one of `xdp`", "variant"),
         (check("run: /a\nrun: /b\n"), "config:2:1: run: given twice", "1:1"),
         (check("schema: vmrecord/1\n"), "the record of a VM, not a configuration", "struct"),

@@ -129,7 +129,8 @@ const TYPES: [(&str, &str); 22] = [
 /// The words that serde puts before a value that it shows.
 const KINDS: [&str; 5] = ["string ", "integer ", "floating point ", "boolean ", "character "];
 /// Messages of the standard library's parsers, with an example of what they parse.
-const SYNTAXES: [(&str, &str); 4] = [
+const SYNTAXES: [(&str, &str); 5] = [
+    ("expected value", "expected a value of JSON, found something else"),
     ("invalid IP address syntax", "expected an IP address such as 192.0.2.1 or 2001:db8::1"),
     ("invalid IPv4 address syntax", "expected an IPv4 address such as 192.0.2.1"),
     ("invalid IPv6 address syntax", "expected an IPv6 address such as 2001:db8::1"),
@@ -139,17 +140,43 @@ const SYNTAXES: [(&str, &str); 4] = [
     ),
 ];
 
+/// Beginnings of messages of the parser of YAML that are for programmers, or do not say what to do.
+const FAULTS: [(&str, &str); 2] = [
+    (
+        "multiple YAML documents",
+        "expected one document, found a second one after `---`; remove it, or give it a file of its own",
+    ),
+    ("tabs disallowed", "expected spaces, found a tab, by which YAML does not indent"),
+];
+/// Length of the longest unknown field that is compared with the known ones, in bytes.
+const COMPARED_MAX: usize = 64;
+
+/// The known field that somebody who wrote `found` probably meant: at most every third character differs.
+fn nearest<'a>(found: &str, fields: &'a str) -> Option<&'a str> {
+    if found.len() > COMPARED_MAX {
+        return None;
+    }
+    let known = fields.split(", ").flat_map(|some| some.split(" or ")).map(|field| field.trim_matches('`'));
+    let far = |field: &str| strsim::osa_distance(found, field);
+    known.min_by_key(|field| far(field)).filter(|field| 3 * far(field) <= found.chars().count())
+}
+
 /// The reason of a [`ParseError`] without the names of Rust's types. Other texts stay as they are.
 #[must_use]
 pub fn plain(reason: &str) -> String {
-    if let Some((_, words)) = SYNTAXES.iter().find(|(text, _)| *text == reason) {
+    let is_whole = SYNTAXES.iter().find(|(text, _)| *text == reason);
+    if let Some((_, words)) = is_whole.or_else(|| FAULTS.iter().find(|(start, _)| reason.starts_with(start)))
+    {
         return (*words).to_owned();
     }
     if let Some(rest) = reason.strip_prefix("unknown field `")
-        && let Some((_, fields)) = rest.split_once("`, ")
+        && let Some((found, fields)) = rest.split_once("`, ")
     {
         let fields = fields.trim_start_matches("expected ").trim_start_matches("one of ");
-        return format!("unknown field; the fields here are {fields}");
+        return match nearest(found, fields) {
+            Some(near) => format!("unknown field; did you mean `{near}`? The fields here are {fields}"),
+            None => format!("unknown field; the fields here are {fields}"),
+        };
     }
     if let Some(rest) = reason.strip_prefix("unknown variant `")
         && let Some((found, words)) = rest.split_once("`, expected ")
@@ -314,6 +341,9 @@ fn explained<T: DeserializeOwned>(text: &str, error: &serde_yaml::Error, way: &S
                 PathStep::Index(index) => value.get(index),
             });
             reason = format!("invalid type: {}, expected a mapping", found.map_or("something else", kind));
+            if way.steps.is_empty() && value.as_str().is_some_and(|text| text.contains(':')) {
+                reason = "expected a mapping, found some text; write a space after each colon".into();
+            }
         }
         _ => {
             if let Err(again) = serde_path_to_error::deserialize::<_, T>(value)
@@ -755,6 +785,24 @@ mod tests {
     }
 
     #[test]
+    fn a_slip_in_yaml_is_named_with_what_to_write() {
+        #[derive(Debug, serde::Deserialize)]
+        #[expect(dead_code, reason = "only read by the parser")]
+        struct Outer {
+            a: u8,
+        }
+        for (text, expected) in [
+            ("a: 1\n---\na: 2\n", "found a second one after `---`; remove it"),
+            ("a:\n\tb: 1\n", "expected spaces, found a tab"),
+            ("a:1\n", "found some text; write a space after each colon at line 1"),
+            ("a\n", "expected a mapping, found some text at line 1"),
+        ] {
+            let error = yaml::<Outer>(text).expect_err(text).to_string();
+            assert!(error.contains(expected), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
     fn reasons_are_in_the_words_of_whoever_writes_a_document() {
         for (reason, expected) in [
             (
@@ -774,6 +822,15 @@ mod tests {
             ("unknown variant `x`, expected one of a, b", "expected one of a, b, found `x`"),
             ("unknown field `x`, expected one of `a`, `b`", "unknown field; the fields here are `a`, `b`"),
             ("unknown field `x`, expected `a`", "unknown field; the fields here are `a`"),
+            (
+                "unknown field `hsots`, expected one of hub, hosts",
+                "unknown field; did you mean `hosts`? The fields here are hub, hosts",
+            ),
+            (
+                "unknown field `groop`, expected `group` or `instances`",
+                "unknown field; did you mean `group`? The fields here are `group` or `instances`",
+            ),
+            ("expected value", "expected a value of JSON, found something else"),
             ("missing field `keys`", "the field `keys` is missing"),
             ("expected string scalar", "expected text"),
             ("expected a mood", "expected a mood"),

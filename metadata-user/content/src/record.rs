@@ -198,7 +198,6 @@ impl Record {
         if text.len() > limits.record_bytes {
             return Err(RecordError::TooLarge {
                 source_name: source_name.to_owned(),
-                found: text.len(),
                 limit: limits.record_bytes,
             });
         }
@@ -336,14 +335,12 @@ impl fmt::Display for FieldPosition {
 pub enum RecordError {
     /// The text exceeds [`record_bytes`](RecordLimits::record_bytes).
     #[error(
-        "{source_name}: expected at most {limit} bytes, found {found}; move large user-data to a separate file \
+        "{source_name}: expected at most {limit} bytes, found more; move large user-data to a separate file \
          and name that in `source: {{file: …}}`"
     )]
     TooLarge {
         /// Source of the record, such as its file name.
         source_name: String,
-        /// Size of the text in bytes.
-        found: usize,
         /// Maximum size in bytes.
         limit: usize,
     },

@@ -233,14 +233,14 @@ fn audit(path: &Path) -> Option<ConfigRefusal> {
             Err(error) => Some(format!("{}: {error}", directory.display())),
         },
     };
-    let hidden = if is_home(path) { format!(" {UNIT_HIDES}") } else { String::new() };
+    let hidden = if is_home(path) { format!(". {UNIT_HIDES}") } else { String::new() };
     reason.map(|reason| ConfigRefusal {
         name: "audit",
         found: format!("cannot write the audit log {}: {reason}", path.display()),
         expected: "a file that the agent can write",
         remedy: format!(
             "Make its directory and let the agent's user write there, or correct `audit.to`. The package's unit lets it write \
-             to /var/log/xdp-imds; for another directory, add `ReadWritePaths=` by `systemctl edit`.{hidden}"
+             to /var/log/xdp-imds; for another directory, add `ReadWritePaths=` by `systemctl edit`{hidden}"
         ),
     })
 }

@@ -8,6 +8,7 @@ use metadata_steer::HUBS_OF_A_SIDE;
 use serde::ser::SerializeStruct as _;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::net::{AddrParseError, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -106,6 +107,14 @@ fn is_record(text: &str) -> bool {
 pub fn workers(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| (1..=HUBS_OF_A_SIDE).contains(number));
     number.ok_or_else(|| format!("expected a number of workers from 1 to {HUBS_OF_A_SIDE}, found `{text}`"))
+}
+
+/// Parses `metrics`, an address with a port.
+///
+/// # Errors
+/// The text is no such address.
+pub fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|error: AddrParseError| parser::plain(&error.to_string()))
 }
 
 /// Parses bytes: a number, optionally with the unit `KiB`, `MiB` or `GiB`.

@@ -69,7 +69,7 @@ pub fn run(
     if names.is_empty() {
         bail!("no records (*.yaml, *.yml, *.json) in {}", records.display());
     }
-    std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     for name in names {
         let Some(loaded) = directory::load(&from, &name, limits) else { continue };
         let record = loaded.record?.0;

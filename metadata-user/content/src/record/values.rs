@@ -461,7 +461,7 @@ impl fmt::Display for NicMac {
 }
 
 impl TextForm for NicMac {
-    const EXPECTED: &'static str = "the MAC address of one station (52:54:00:12:34:56)";
+    const EXPECTED: &'static str = "the MAC address of one NIC, whose first byte is even (52:54:00:12:34:56)";
     fn read(text: &str) -> Option<Self> {
         text.parse().ok().filter(|mac: &Mac| !mac.is_group() && *mac != Mac::default()).map(Self)
     }

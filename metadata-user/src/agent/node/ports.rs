@@ -366,6 +366,11 @@ impl NodePorts {
                     Err(error @ SteerError::TakingOver { .. }) => {
                         self.troubles.wait(port, &error.to_string())
                     }
+                    // The tap went while it was attached.
+                    Err(error) if error.is_device_gone() => {
+                        self.attaching.on_absent(port);
+                        self.troubles.wait_for_device(port, ABSENT);
+                    }
                     Err(error) => self.troubles.report(port, &error.to_string()),
                 }
             }

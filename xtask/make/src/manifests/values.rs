@@ -161,7 +161,7 @@ helm install xdp-imds oci://ghcr.io/xdp-imds/charts/xdp-imds
 ```
 
 The [book](https://xdp-imds.github.io/xdp-imds/operate/kubevirt.html) has what VMs need, upgrades and removal. Nodes need
-Linux 5.10 or newer, and Kubernetes 1.30 or newer. The chart's objects are in a namespace of their own, which admits the
+Linux 5.15 or newer, and Kubernetes 1.30 or newer. The chart's objects are in a namespace of their own, which admits the
 agent's pods by its Pod Security level `privileged`; what they may do is in
 [deploy/README.md](https://github.com/xdp-imds/xdp-imds/blob/main/deploy/README.md#privileges-and-resources-of-the-agents-pod).
 

@@ -347,8 +347,10 @@ pub(super) fn busy() -> ApiProblem {
 }
 
 pub(super) fn not_kept(error: &io::Error) -> ApiProblem {
-    let detail =
-        format!("nothing was changed, because the record cannot be written to the state directory: {error}");
+    let detail = format!(
+        "nothing was changed, because the record cannot be written to the state directory: {error}; make room there, or \
+         correct its rights"
+    );
     problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be stored", detail)
 }
 
