@@ -18,7 +18,8 @@ use metadata_content::http::StatusCode;
 use metadata_content::upstream::{UpstreamAnswer, UpstreamOrder};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use sha2::Sha256;
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -167,14 +168,17 @@ impl NovaClient {
         Ok(Self { options, client, secret, breaker, health })
     }
 
-    /// Answers orders until no more can come. Guests come before what is asked ahead of them.
+    /// Answers orders until no more can come. Guests come before what is asked ahead of them. What is asked ahead for an
+    /// instance waits for its first answer: until then, each request has Nova read the instance from its databases and
+    /// from Neutron.
     pub(super) async fn serve(
         self: Arc<Self>,
         mut orders: UnboundedReceiver<UpstreamOrder>,
         wakes: UnboundedSender<Vec<Slot>>,
     ) {
         // The number of orders is limited where they are made.
-        let (mut asked, mut ahead) = (VecDeque::new(), VecDeque::new());
+        let (mut asked, mut ahead) = (VecDeque::<UpstreamOrder>::new(), VecDeque::new());
+        let mut held: HashMap<String, Vec<UpstreamOrder>> = HashMap::new();
         let mut requests = JoinSet::new();
         let mut probes = interval(PROBES_EVERY);
         probes.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -185,21 +189,35 @@ impl NovaClient {
                 let Some(order) = next else { break };
                 let (client, wakes) = (Arc::clone(&self), wakes.clone());
                 requests.spawn(async move {
+                    let ahead_of = order.is_ahead().then(|| order.instance().to_owned());
                     // Without a receiver the agent is ending.
                     _ = wakes.send(client.fetch(order).await);
+                    ahead_of
                 });
             }
             tokio::select! {
                 order = orders.recv() => match order {
-                    Some(order) if order.is_ahead() => ahead.push_back(order),
+                    Some(order) if order.is_ahead() => match held.entry(order.instance().to_owned()) {
+                        Entry::Occupied(mut others) => others.get_mut().push(order),
+                        Entry::Vacant(first) => {
+                            first.insert(Vec::new());
+                            ahead.push_back(order);
+                        }
+                    },
                     Some(order) => asked.push_back(order),
                     None => return,
                 },
-                Some(_) = requests.join_next(), if !requests.is_empty() => {}
+                Some(done) = requests.join_next(), if !requests.is_empty() => {
+                    let others = done.ok().flatten().and_then(|instance| held.remove(&instance));
+                    ahead.extend(others.into_iter().flatten());
+                }
                 // The first comes at once.
                 _ = probes.tick(), if requests.is_empty() && !self.health.is_nova_well() => {
                     let client = Arc::clone(&self);
-                    requests.spawn(async move { _ = client.probe().await });
+                    requests.spawn(async move {
+                        _ = client.probe().await;
+                        None
+                    });
                 }
             }
         }
@@ -411,8 +429,16 @@ mod tests {
     use super::{CircuitBreaker, FAILURES, NovaClient, NovaSecret, PAUSES};
     use crate::openstack::NovaOptions;
     use crate::openstack::health::OpenstackHealth;
+    use metadata_content::http::StatusCode;
+    use metadata_content::record::{Record, RecordLimits};
+    use metadata_content::upstream::{Upstream, VmUpstream};
+    use serde_json::json;
     use std::sync::Arc;
-    use tokio::time::Instant;
+    use std::time::Duration;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::sync::mpsc::unbounded_channel;
+    use tokio::time::{Instant, timeout};
 
     #[test]
     fn the_signature_is_that_of_neutron() {
@@ -462,5 +488,59 @@ mod tests {
         assert_eq!(breaker.wait(next), Some(next + PAUSES.1));
         breaker.close();
         assert_eq!(breaker.wait(start), None);
+    }
+
+    #[tokio::test]
+    async fn what_is_asked_ahead_for_an_instance_waits_for_its_first_answer() {
+        let room = tempfile::tempdir().expect("a directory");
+        let secret = room.path().join("secret");
+        std::fs::write(&secret, "s3cr3t").expect("written");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a socket");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let options = NovaOptions { url, secret, ..NovaOptions::default() };
+        let health = Arc::new(OpenstackHealth::new());
+        // So that nobody asks whether it is there.
+        health.on_nova_answer(StatusCode(200));
+        let client = Arc::new(NovaClient::new(options, health).expect("a client"));
+        let (sender, orders) = unbounded_channel();
+        let (wakes, _woken) = unbounded_channel();
+        tokio::spawn(client.serve(orders, wakes));
+        let upstream = Upstream::new(&["/1", "/2", "/3"], move |order| sender.send(order).is_ok());
+        let record = json!({
+            "schema": "vmrecord/1", "generation": 1, "hostname": {"short": "a"},
+            "vm": {"uuid": "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", "name": "a",
+                   "project": {"id": "p1", "number": 1, "account": "000000000000"}},
+            "placement": {"region": "local", "zone": "local-a"},
+            "network": {"nics": [{"id": "n0", "name": "eth0", "mac": "52:54:00:12:34:56",
+                                  "addresses": [{"method": "static", "address": "10.0.0.5/24"}]}]},
+        });
+        let parsed = Record::parse_within(&RecordLimits::DEFAULT, "a.json", &record.to_string());
+        let vm = Arc::new(VmUpstream::new(&upstream, &parsed.expect("a record").0));
+        vm.set_nic(0, "52:54:00:12:34:56".parse().expect("a MAC"), 0);
+
+        let (mut first, _) = listener.accept().await.expect("a request");
+        assert_eq!(asked(&mut first).await, "/1");
+        let early = timeout(Duration::from_millis(100), listener.accept()).await;
+        assert!(early.is_err(), "another one before the first is answered");
+        first
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            .await
+            .expect("sent");
+        let mut others = Vec::new();
+        for _ in 0..2 {
+            let (mut other, _) = listener.accept().await.expect("a request");
+            others.push((asked(&mut other).await, other));
+        }
+        others.sort_by(|a, b| a.0.cmp(&b.0));
+        assert_eq!(others.iter().map(|(path, _)| &**path).collect::<Vec<_>>(), ["/2", "/3"], "at once");
+    }
+
+    /// The path of the request on a connection.
+    async fn asked(stream: &mut TcpStream) -> String {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.expect("a byte"));
+        }
+        String::from_utf8_lossy(&head).split(' ').nth(1).unwrap_or_default().to_owned()
     }
 }

@@ -25,14 +25,15 @@ use crate::{FeedError, FeedEvent};
 
 /// The pauses between attempts to reach a database.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
-/// What guests ask first. Nova's tree of EC2 follows when a guest asks.
+/// What cloud-init asks first: the list of versions, and then the newest that it knows (`OS_VERSIONS` of cloud-init,
+/// `sources/helpers/openstack.py`). Each Nova since Rocky has that. EC2's tree follows when a guest asks.
 const AHEAD: &[&str] = &[
     "/openstack",
-    "/openstack/latest/meta_data.json",
-    "/openstack/latest/network_data.json",
-    "/openstack/latest/user_data",
-    "/openstack/latest/vendor_data.json",
-    "/openstack/latest/vendor_data2.json",
+    "/openstack/2018-08-27/meta_data.json",
+    "/openstack/2018-08-27/network_data.json",
+    "/openstack/2018-08-27/user_data",
+    "/openstack/2018-08-27/vendor_data.json",
+    "/openstack/2018-08-27/vendor_data2.json",
 ];
 const LOCAL: &str = "Open_vSwitch";
 const SOUTHBOUND: &str = "OVN_Southbound";
