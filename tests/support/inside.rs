@@ -256,33 +256,41 @@ impl Drop for Daemon<'_> {
     }
 }
 
-// Client libraries from the Python package registry. They are installed in the target directory and run inside a
-// guest.
+// Programs and libraries from the Python package registry. They are installed in the target directory. Client libraries
+// run inside a guest.
 
 /// Limit for one script.
 pub const SCRIPT_SECONDS: u32 = 60;
-/// Releases and the hashes of their files.
-const REQUIREMENTS: &str = include_str!("../clients/requirements.txt");
+/// The client libraries.
+static CLIENTS: LibraryList =
+    LibraryList::new("client-libraries", include_str!("../clients/requirements.txt"));
 
-/// Installed libraries.
+/// Releases and the hashes of their files. They are installed once for each change of the list.
 #[derive(Debug)]
-pub struct Libraries {
-    root: PathBuf,
+pub struct LibraryList {
+    name: &'static str,
+    requirements: &'static str,
+    ready: OnceLock<std::result::Result<Libraries, String>>,
 }
 
-impl Libraries {
-    /// Returns the libraries. Skips the test like [`privileged::or_skip`] if privileges, pip or the registry are
-    /// missing.
+impl LibraryList {
+    /// A list with the name of its directory, in pip's format of requirements.
+    #[must_use]
+    pub const fn new(name: &'static str, requirements: &'static str) -> Self {
+        Self { name, requirements, ready: OnceLock::new() }
+    }
+
+    /// Returns the installed libraries. Skips the test like [`privileged::or_skip`] if privileges, pip or the registry
+    /// are missing.
     ///
     /// # Panics
     /// When something is missing and `XDP_IMDS_REQUIRE_PRIVILEGED` is 1.
     #[must_use]
     #[track_caller]
-    pub fn or_skip() -> Option<&'static Self> {
-        static READY: OnceLock<std::result::Result<Libraries, String>> = OnceLock::new();
-        let ready = READY.get_or_init(|| match privileged::missing() {
+    pub fn or_skip(&self) -> Option<&Libraries> {
+        let ready = self.ready.get_or_init(|| match privileged::missing() {
             Some(reason) => Err(reason.to_owned()),
-            None => Self::install().map_err(|error| format!("it cannot get client libraries: {error:#}")),
+            None => self.install().map_err(|error| format!("it cannot get {}: {error:#}", self.name)),
         });
         let missing = ready.as_ref().err().map(String::as_str);
         if !privileged::or_skip_for(missing) {
@@ -291,16 +299,38 @@ impl Libraries {
         ready.as_ref().ok()
     }
 
-    /// Installs the releases named in the requirements, once for each change of the requirements.
-    ///
-    /// # Errors
-    /// When Python or pip is missing, the registry is out of reach, or a file does not have its hash.
-    fn install() -> Result<Self> {
+    fn install(&self) -> Result<Libraries> {
         let own = std::env::current_exe().context("cannot find the running program's own file")?;
         // `own` is target/<profile>/deps/<test>. All profiles share the libraries.
         let target = own.ancestors().find(|path| path.ends_with("target")).context("not inside target/")?;
-        let root = wheels::install(REQUIREMENTS, target, "client-libraries")?;
-        Ok(Self { root })
+        let root = wheels::install(self.requirements, target, self.name)?;
+        Ok(Libraries { root })
+    }
+}
+
+/// Installed libraries.
+#[derive(Debug)]
+pub struct Libraries {
+    root: PathBuf,
+}
+
+impl Libraries {
+    /// The client libraries, or a skipped test as in [`LibraryList::or_skip`].
+    ///
+    /// # Panics
+    /// Like [`LibraryList::or_skip`].
+    #[must_use]
+    #[track_caller]
+    pub fn or_skip() -> Option<&'static Self> {
+        CLIENTS.or_skip()
+    }
+
+    /// An interpreter that finds these libraries, and none that are installed on this machine.
+    #[must_use]
+    pub fn python(&self) -> Command {
+        let mut command = Command::new(PYTHON);
+        command.arg("-S").env("PYTHONPATH", &self.root);
+        command
     }
 
     /// Runs a script inside a guest. Returns the JSON document that it prints.
