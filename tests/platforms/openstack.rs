@@ -42,8 +42,31 @@ struct Database {
 
 impl Database {
     fn create(room: &Path, name: &str, schema: &Path) -> Result<Self> {
+        Self::make(room, name, |tool, file| _ = tool.arg("create").args([file, schema]))
+    }
+
+    /// A cluster of two servers.
+    fn cluster(room: &Path, schema: &Path) -> Result<[Self; 2]> {
+        let of = |name: &str| format!("unix:{}", room.join(name).display());
+        let make = |tool: &mut Command, file: &Path| {
+            _ = tool.arg("create-cluster").args([file, schema]).arg(of("raft-1"))
+        };
+        let first = Self::make(room, "cluster-1", make)?;
+        let join = |tool: &mut Command, file: &Path| {
+            _ = tool.arg("join-cluster").arg(file).args(["OVN_Southbound", &of("raft-2"), &of("raft-1")]);
+        };
+        let second = Self::make(room, "cluster-2", join)?;
+        eventually(NOTICE, || {
+            run(Command::new("ovsdb-client").args(["dump", &second.remote(), "OVN_Southbound", "Chassis"]))
+        })?;
+        Ok([first, second])
+    }
+
+    fn make(room: &Path, name: &str, words: impl FnOnce(&mut Command, &Path)) -> Result<Self> {
         let (file, socket) = (room.join(format!("{name}.db")), room.join(format!("{name}.sock")));
-        run(Command::new("ovsdb-tool").arg("create").args([&file, schema]))?;
+        let mut tool = Command::new("ovsdb-tool");
+        words(&mut tool, &file);
+        run(&mut tool)?;
         let server = Self::serve(&file, &socket)?;
         Ok(Self { server, socket })
     }
@@ -98,6 +121,8 @@ struct Node {
     datapath: String,
     chassis: String,
     nova: Nova,
+    /// Packages with the schemas.
+    schemas: PathBuf,
 }
 
 /// An instance with one port.
@@ -121,18 +146,12 @@ impl Node {
         let southbound = Database::create(room.path(), "ovnsb", &schema("ovn/ovn-sb.ovsschema"))?;
         let ids = json!(["map", [["system-id", CHASSIS], ["ovn-remote", southbound.remote()]]]);
         ovs.transact(&json!(["Open_vSwitch", insert("Open_vSwitch", json!({"external_ids": ids}))]))?;
-        let made = southbound.transact(&json!([
-            "OVN_Southbound",
-            insert("Datapath_Binding", json!({"tunnel_key": 1})),
-            {"op": "insert", "table": "Encap", "uuid-name": "encap",
-             "row": {"type": "geneve", "ip": "192.0.2.1", "chassis_name": CHASSIS}},
-            insert("Chassis", json!({"name": CHASSIS, "hostname": CHASSIS, "encaps": ["named-uuid", "encap"]})),
-        ]))?;
+        let made = add_chassis(&southbound)?;
         let uuid = |at: usize| made[at]["uuid"][1].as_str().unwrap_or_default().to_owned();
         let (datapath, chassis) = (uuid(0), uuid(2));
         nova.start(host.ns())?;
         replace(&room.path().join("secret"), SECRET)?;
-        Ok(Self { host, room, ovs, southbound, datapath, chassis, nova })
+        Ok(Self { host, room, ovs, southbound, datapath, chassis, nova, schemas: packages.to_owned() })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -226,11 +245,25 @@ impl Node {
         self.southbound.transact(&json!(["OVN_Southbound", update])).map(drop)
     }
 
-    fn agent(&self) -> Result<Agent<'_>> {
+    fn configure(&self, nova: &str) -> Result<()> {
         let configuration = json!({"openstack": {
-            "nova": {"url": nova::URL, "secret": self.path("secret")}, "ovsdb": self.ovs.remote(),
+            "nova": {"url": nova, "secret": self.path("secret")}, "ovsdb": self.ovs.remote(),
         }});
-        replace(&self.path("agent.yaml"), &configuration.to_string())?;
+        replace(&self.path("agent.yaml"), &configuration.to_string())
+    }
+
+    /// The line of `doctor` about a part.
+    fn doctor(&self, about: &str) -> Result<Vec<Value>> {
+        let mut command = Command::new(agent::binary()?);
+        command.args(["doctor", "--json", "--no-pins", "--config"]).arg(self.path("agent.yaml"));
+        let output = self.host.ns().output(command.arg("--run").arg(self.path("run")))?;
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        let checks = report["checks"].as_array().context("checks")?;
+        Ok(checks.iter().filter(|check| check["name"] == about).cloned().collect())
+    }
+
+    fn agent(&self) -> Result<Agent<'_>> {
+        self.configure(nova::URL)?;
         let mut words = agent::arguments(self.room.path(), &[]);
         let records = words.iter().position(|word| word == "--records").context("a word")?;
         words.drain(records..records + 2);
@@ -251,6 +284,17 @@ impl Node {
         ensure!(problems.iter().any(is_it), "{problems:?}");
         Ok(())
     }
+}
+
+/// Adds a datapath and this node's chassis to a southbound database.
+fn add_chassis(southbound: &Database) -> Result<Value> {
+    southbound.transact(&json!([
+        "OVN_Southbound",
+        insert("Datapath_Binding", json!({"tunnel_key": 1})),
+        {"op": "insert", "table": "Encap", "uuid-name": "encap",
+         "row": {"type": "geneve", "ip": "192.0.2.1", "chassis_name": CHASSIS}},
+        insert("Chassis", json!({"name": CHASSIS, "hostname": CHASSIS, "encaps": ["named-uuid", "encap"]})),
+    ]))
 }
 
 fn insert(table: &str, row: Value) -> Value {
@@ -343,6 +387,71 @@ fn guests_are_served_through_outages_and_status_names_who_is_away() {
     let _agent = node.agent().expect("an agent");
     eventually(NOTICE, || gets(guest, META_DATA, 200, id)).expect("an instance of the snapshot");
     status(&node, &["southbound database", "has been away"]).expect("a problem");
+}
+
+#[test]
+fn a_server_that_has_lost_its_cluster_is_left_for_another() {
+    let Some(node) = Node::or_skip() else { return };
+    let schema = node.schemas.join("usr/share/ovn/ovn-sb.ovsschema");
+    let [first, mut second] = Database::cluster(node.room.path(), &schema).expect("a cluster");
+    // It knows the chassis, and nothing of the instance.
+    add_chassis(&first).expect("a chassis");
+    let remotes = format!("{},{}", first.remote(), node.southbound.remote());
+    let ids = json!(["map", [["system-id", CHASSIS], ["ovn-remote", remotes]]]);
+    let update = json!({"op": "update", "table": "Open_vSwitch", "where": [], "row": {"external_ids": ids}});
+    node.ovs.transact(&json!(["Open_vSwitch", update])).expect("both servers");
+    let instance = node.boot(0).expect("an instance");
+    node.bind(&instance).expect("bound");
+    let _agent = node.agent().expect("an agent");
+    let all = node.doctor("openstack.southbound").expect("a report");
+    assert!(all.len() == 2 && all.iter().all(|check| check["status"] == "ok"), "{all:?}");
+    let instances = || -> Result<u64> {
+        let of = node.status()?.instances;
+        Ok(of.iter().filter(|of| of.source == "openstack").map(|of| of.count).sum())
+    };
+    assert_eq!(instances().expect("a status"), 0, "the first server is followed");
+
+    second.stop().expect("stopped");
+    let served = || gets(&instance.guest, META_DATA, 200, &instance.identity.instance_id);
+    eventually(NOTICE, || {
+        ensure!(instances()? == 1, "the instance is not known");
+        Ok(())
+    })
+    .expect("the other server is followed");
+    eventually(NOTICE, served).expect("meta-data");
+    let found = node.doctor("openstack.southbound").expect("a report");
+    let has = |status: &str, word: &str| {
+        found.iter().any(|check| check["status"] == status && check["found"].to_string().contains(word))
+    };
+    assert!(has("warn", "has lost its cluster") && has("ok", "it has the chassis"), "{found:?}");
+}
+
+#[test]
+fn the_doctor_takes_no_other_web_server_for_nova() {
+    let Some(node) = Node::or_skip() else { return };
+    let words = ["-m", "http.server", "--bind", "127.0.0.1", "8080"];
+    let mut command = Command::new("python3");
+    let server = node
+        .host
+        .ns()
+        .spawn(command.args(words).current_dir(node.room.path()).stdout(Stdio::null()).stderr(Stdio::null()));
+    let mut server = server.expect("a web server");
+    for (url, status, found) in [
+        (nova::URL, "ok", "accepts our signature"),
+        ("http://127.0.0.1:8080", "fail", "404 to a wrong signature"),
+    ] {
+        node.configure(url).expect("a configuration");
+        eventually(NOTICE, || {
+            let checks = node.doctor("openstack.nova")?;
+            let is_it =
+                |check: &Value| check["status"] == status && check["found"].to_string().contains(found);
+            ensure!(checks.len() == 1 && checks.iter().all(is_it), "{url}: {checks:?}");
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{error:#}"));
+    }
+    server.kill().expect("it runs");
+    server.wait().expect("it ends");
 }
 
 #[test]

@@ -112,8 +112,15 @@ impl NovaSecret {
 #[derive(Clone, Copy)]
 struct Asking<'a> {
     instance: &'a str,
+    /// What is signed: the instance, or for a trial something else.
+    signed: &'a str,
     project: &'a str,
     address: IpAddr,
+}
+
+/// An instance that does not exist, with the signature of `signed`.
+const fn nobody(signed: &str) -> Asking<'_> {
+    Asking { instance: NOBODY, signed, project: NOBODY, address: IpAddr::V4(Ipv4Addr::LOCALHOST) }
 }
 
 /// A client of Nova's metadata API.
@@ -251,8 +258,9 @@ impl NovaClient {
     }
 
     async fn ask(&self, order: &UpstreamOrder) -> Result<UpstreamAnswer, NovaError> {
+        let instance = order.instance();
         let asking =
-            Asking { instance: order.instance(), project: order.project(), address: order.address() };
+            Asking { instance, signed: instance, project: order.project(), address: order.address() };
         let mut target = utf8_percent_encode(order.path(), PATH).to_string();
         if !order.query().is_empty() {
             target = format!("{target}?{}", order.query());
@@ -262,14 +270,18 @@ impl NovaClient {
 
     /// Asks for an instance that does not exist: 404 says that the signature is good.
     pub(super) async fn probe(&self) -> Result<StatusCode, NovaError> {
-        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let asking = Asking { instance: NOBODY, project: NOBODY, address };
-        let answer = self.signed(asking, ("GET", "/openstack", Bytes::new())).await;
+        let answer = self.signed(nobody(NOBODY), ("GET", "/openstack", Bytes::new())).await;
         match answer.is_ok() {
             true => self.breaker().close(),
             false => self.breaker().fail(Instant::now()),
         }
         answer.map(|answer| answer.status)
+    }
+
+    /// Asks for the same with the signature of something else: Nova answers 403, and a server that is not Nova as before.
+    pub(super) async fn probe_with_wrong_signature(&self) -> Result<StatusCode, NovaError> {
+        let request = ("GET", "/openstack", Bytes::new());
+        self.exchange(nobody("nobody"), request).await.map(|answer| answer.status)
     }
 
     /// Asks for a target. Somebody may have changed the secret on both sides: if Nova forbids a request, which then has
@@ -317,7 +329,7 @@ impl NovaClient {
             .uri(format!("{}{target}", self.options.url.trim_end_matches('/')))
             .header("X-Instance-ID", asking.instance)
             .header("X-Tenant-ID", asking.project)
-            .header("X-Instance-ID-Signature", secret.sign(asking.instance))
+            .header("X-Instance-ID-Signature", secret.sign(asking.signed))
             .header("X-Forwarded-For", asking.address.to_string())
             .body(Full::new(body));
         // The guest's query, or a project that is no header field.

@@ -54,6 +54,9 @@ pub enum OvsdbError {
         /// What the server says.
         reason: String,
     },
+    /// The server has lost the majority of its cluster, so what it says may be old.
+    #[error("{0} has lost its cluster")]
+    Alone(OvsdbRemote),
     /// The server sends something else than RFC 7047 has it.
     #[error("the database sends {0}")]
     Unexpected(String),

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::health::{OpenstackHealth, OpenstackPeer};
 use super::nova::NovaClient;
-use super::ovsdb::{MonitoredTables, OvsdbError, OvsdbRemote, OvsdbSession};
+use super::ovsdb::{MonitorUpdate, MonitoredTables, OvsdbError, OvsdbRemote, OvsdbSession};
 use super::ports::{self, LocalPort, NodeInstance, PortBinding};
 use super::tls::TlsClient;
 use super::{OpenstackOptions, TlsFiles};
@@ -37,6 +37,8 @@ const AHEAD: &[&str] = &[
 ];
 const LOCAL: &str = "Open_vSwitch";
 const SOUTHBOUND: &str = "OVN_Southbound";
+/// The monitor of a server's contact with its cluster.
+const CLUSTER: &str = "cluster";
 /// The columns of a binding that may name a chassis: where a port is, where it is while it migrates, and where it shall
 /// be. Older schemas lack some.
 const CHASSIS_COLUMNS: [&str; 4] =
@@ -103,11 +105,13 @@ impl Source for OpenstackSource {
 
     fn try_read(&self) -> Result<(), FeedError> {
         let probed = NodeProbe::of(&self.options);
-        let away = [probed.ovsdb.err(), probed.southbound.and_then(Result::err)];
-        match away.into_iter().flatten().next() {
-            Some(reason) => Err(FeedError::Vm { reason }),
-            None => Ok(()),
-        }
+        let away = probed.ovsdb.err().or_else(|| {
+            // One server of a cluster is enough.
+            let is_there = probed.southbound.iter().any(|(_, found)| found.is_ok());
+            let mut away = probed.southbound.into_iter().filter_map(|(_, found)| found.err());
+            away.next().filter(|_| !is_there)
+        });
+        away.map_or(Ok(()), |reason| Err(FeedError::Vm { reason }))
     }
 
     fn health(&self) -> Option<SourceHealth> {
@@ -132,43 +136,57 @@ fn probe<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Resul
     })
 }
 
-/// Asks Nova once for an instance that does not exist.
-async fn ask_nova(options: &OpenstackOptions) -> Result<u16, String> {
+const NOT_NOVA: &str =
+    "See that `openstack.nova.url` is Nova's metadata API, with `service_metadata_proxy = true` of [neutron]";
+
+/// What a server answers to requests for an instance that does not exist.
+struct NovaProbe {
+    status: u16,
+    /// With a wrong signature.
+    forged: u16,
+}
+
+async fn ask_nova(options: &OpenstackOptions) -> Result<NovaProbe, String> {
     let health = Arc::new(OpenstackHealth::new());
     let client = NovaClient::new(options.nova.clone(), health).map_err(|error| error.to_string())?;
-    client.probe().await.map(|status| status.0).map_err(|error| error.reason)
+    let status = client.probe().await.map_err(|error| error.reason)?.0;
+    let forged = client.probe_with_wrong_signature().await.map_err(|error| error.reason)?.0;
+    Ok(NovaProbe { status, forged })
 }
 
 /// What the databases say when they are asked once.
 struct NodeProbe {
     ovsdb: Result<LocalView, String>,
-    /// Whether the chassis is there; `None` if the local OVSDB does not tell whom to ask.
-    southbound: Option<Result<bool, String>>,
+    /// The servers of the southbound database, and whether the chassis is there. Empty if the local OVSDB does not tell whom
+    /// to ask.
+    southbound: Vec<(String, Result<bool, String>)>,
 }
 
 impl NodeProbe {
     fn of(options: &OpenstackOptions) -> Self {
         let node = match NodeFollower::new(options, Arc::new(OpenstackHealth::new())) {
             Ok(node) => node,
-            Err(error) => return Self { ovsdb: Err(error.to_string()), southbound: None },
+            Err(error) => return Self { ovsdb: Err(error.to_string()), southbound: Vec::new() },
         };
         let ovsdb = probe(async {
             let mut tables = MonitoredTables::default();
             node.open_local(&mut tables).await.map_err(|error| error.to_string())?;
             node.local_view(&tables)
         });
-        let southbound = ovsdb.as_ref().ok().map(|view| {
-            probe(async {
-                let mut tables = MonitoredTables::default();
-                let opened = node.open_southbound(&view.target, 0, &mut tables).await;
-                opened.map_err(|error| error.to_string())?;
-                Ok(!tables.uuids("Chassis").is_empty())
-            })
+        let servers =
+            ovsdb.iter().flat_map(|view| view.target.remotes.iter().map(move |remote| (view, remote)));
+        let southbound = servers.enumerate().map(|(number, (view, remote))| {
+            let found = probe(async {
+                let opened = node.open_southbound(&view.target, number).await;
+                Ok(!opened.map_err(|error| error.to_string())?.chassis.uuids("Chassis").is_empty())
+            });
+            (remote.to_string(), found)
         });
+        let southbound = southbound.collect();
         Self { ovsdb, southbound }
     }
 
-    fn checks(self, options: &OpenstackOptions, nova: Result<u16, String>) -> Vec<Check> {
+    fn checks(self, options: &OpenstackOptions, nova: Result<NovaProbe, String>) -> Vec<Check> {
         let mut checks = Vec::new();
         let chassis = match &self.ovsdb {
             Ok(view) => {
@@ -192,13 +210,21 @@ impl NodeProbe {
                 String::new()
             }
         };
-        checks.extend(self.southbound.map(|southbound| match southbound {
-            Ok(true) => Check::ok("openstack.southbound", format!("it has the chassis {chassis}")),
+        // The agent uses one server of a cluster, and another one when that is away.
+        let is_there = self.southbound.iter().any(|(_, found)| found == &Ok(true));
+        checks.extend(self.southbound.into_iter().map(|(server, found)| match found {
+            Ok(true) => Check::ok("openstack.southbound", format!("{server}: it has the chassis {chassis}")),
             Ok(false) => Check::fail(
                 "openstack.southbound",
-                format!("no chassis {chassis}"),
+                format!("{server}: no chassis {chassis}"),
                 "this node's chassis in OVN's southbound database",
                 "See that ovn-controller runs, or set `openstack.chassis` to its name in `ovn-sbctl list Chassis`",
+            ),
+            Err(reason) if is_there => Check::warn(
+                "openstack.southbound",
+                reason,
+                "an answer of each server; the agent uses another one",
+                format!("See that {server} is up, or take it from `openstack.southbound` or `ovn-remote`"),
             ),
             Err(reason) => Check::fail(
                 "openstack.southbound",
@@ -209,18 +235,26 @@ impl NodeProbe {
         }));
         checks.push(match nova {
             // Nova knows the signature, and no such instance.
-            Ok(404 | 200) => Check::ok("openstack.nova", format!("{} accepts our signature", options.nova.url)),
-            Ok(403) => Check::fail(
+            Ok(NovaProbe { status: 404 | 200, forged: 403 }) => {
+                Check::ok("openstack.nova", format!("{} accepts our signature", options.nova.url))
+            }
+            Ok(NovaProbe { status: 404 | 200, forged }) => Check::fail(
+                "openstack.nova",
+                format!("{} answers {forged} to a wrong signature", options.nova.url),
+                "403, as of Nova's metadata API",
+                NOT_NOVA,
+            ),
+            Ok(NovaProbe { status: 403, .. }) => Check::fail(
                 "openstack.nova",
                 "it refuses our signature (403)",
                 "the secret of `metadata_proxy_shared_secret` of [neutron] in nova.conf",
                 format!("Copy it to {}", options.nova.secret.display()),
             ),
-            Ok(status) => Check::fail(
+            Ok(NovaProbe { status, .. }) => Check::fail(
                 "openstack.nova",
                 format!("the status {status}"),
                 "404 for an instance that does not exist",
-                "See that `openstack.nova.url` is Nova's metadata API, with `service_metadata_proxy = true` of [neutron]",
+                NOT_NOVA,
             ),
             Err(reason) => Check::fail(
                 "openstack.nova",
@@ -382,12 +416,13 @@ impl<'a> NodeFollower<'a> {
         bound: &watch::Sender<Option<BTreeMap<String, PortBinding>>>,
         pauses: &mut Pauses,
     ) -> Result<std::convert::Infallible, OvsdbError> {
-        let mut chassis = MonitoredTables::default();
-        let (mut session, columns) = self.open_southbound(target, attempt, &mut chassis).await?;
+        let mut session = self.open_southbound(target, attempt).await?;
+        let columns = session.columns.clone();
         pauses.reset();
         self.health.on_answer(OpenstackPeer::Southbound);
         loop {
-            let uuids: Vec<String> = chassis.uuids("Chassis").into_iter().map(str::to_owned).collect();
+            let uuids: Vec<String> =
+                session.chassis.uuids("Chassis").into_iter().map(str::to_owned).collect();
             self.health.set_unknown_chassis(uuids.is_empty().then_some(&target.chassis));
             let of_chassis = uuids.iter().flat_map(|uuid| {
                 columns.iter().map(move |column| json!([column, "includes", ["uuid", uuid]]))
@@ -398,47 +433,99 @@ impl<'a> NodeFollower<'a> {
                 let mut tables = MonitoredTables::default();
                 let followed: Vec<_> = ["logical_port", "external_ids"].iter().chain(&columns).collect();
                 let wanted = json!({"Port_Binding": [{"columns": followed, "where": of_chassis}]});
-                tables.begin(session.monitor(SOUTHBOUND, "ports", &wanted, None).await?)?;
+                tables.begin(session.ovsdb.monitor(SOUTHBOUND, "ports", &wanted, None).await?)?;
                 bound.send_replace(Some(ports::bindings(&tables, &uuids)));
                 loop {
                     let update = session.update().await?;
                     if update.monitor != "ports" {
-                        chassis.apply(update)?;
+                        session.chassis.apply(update)?;
                         break;
                     }
                     tables.apply(update)?;
                     bound.send_replace(Some(ports::bindings(&tables, &uuids)));
                 }
-                session.call("monitor_cancel", json!(["ports"])).await?;
+                session.ovsdb.call("monitor_cancel", json!(["ports"])).await?;
             } else {
                 // No chassis is no binding, and every record stays.
                 bound.send_if_modified(|known| known.is_none() && known.replace(BTreeMap::new()).is_none());
-                chassis.apply(session.update().await?)?;
+                let update = session.update().await?;
+                session.chassis.apply(update)?;
             }
         }
     }
 
-    /// Connects to a server of the southbound database, and begins to follow the chassis. Returns the columns of bindings
-    /// that name one.
+    /// Connects to a server of the southbound database, and begins to follow the chassis.
     async fn open_southbound(
         &self,
         target: &SouthboundTarget,
         attempt: usize,
-        chassis: &mut MonitoredTables,
-    ) -> Result<(OvsdbSession, Vec<&'static str>), OvsdbError> {
+    ) -> Result<SouthboundSession, OvsdbError> {
         let mut session = self.connect(&target.remotes, attempt).await?;
+        let remote = target.remotes[attempt % target.remotes.len()].clone();
+        let connected = json!({"Database": [{"columns": ["name"], "where": [["connected", "==", true]]}]});
+        let cluster = match session.monitor("_Server", CLUSTER, &connected, None).await {
+            Ok(start) => {
+                let mut tables = MonitoredTables::default();
+                tables.begin(start)?;
+                Some(tables)
+            }
+            // Servers before OVS 2.9 have no such database, and no clusters.
+            Err(OvsdbError::Refused { .. }) => None,
+            Err(error) => return Err(error),
+        };
         let schema = session.call("get_schema", json!([SOUTHBOUND])).await?;
         let columns = &schema["tables"]["Port_Binding"]["columns"];
         let columns: Vec<_> =
             CHASSIS_COLUMNS.into_iter().filter(|column| columns[*column] != Value::Null).collect();
         let wanted = json!({"Chassis": [{"columns": ["name"], "where": [["name", "==", target.chassis]]}]});
+        let mut chassis = MonitoredTables::default();
         chassis.begin(session.monitor(SOUTHBOUND, "chassis", &wanted, None).await?)?;
-        Ok((session, columns))
+        let opened = SouthboundSession { ovsdb: session, remote, cluster, chassis, columns };
+        opened.check_cluster()?;
+        Ok(opened)
     }
 
     async fn connect(&self, remotes: &[OvsdbRemote], attempt: usize) -> Result<OvsdbSession, OvsdbError> {
         let remote = &remotes[attempt % remotes.len()];
         OvsdbSession::connect(remote, self.tls.as_ref()).await
+    }
+}
+
+/// A connection to a server of the southbound database.
+struct SouthboundSession {
+    ovsdb: OvsdbSession,
+    remote: OvsdbRemote,
+    /// The databases of the server that are in contact with the majority of their cluster, or have none (`connected` in
+    /// ovsdb-server(5)).
+    cluster: Option<MonitoredTables>,
+    chassis: MonitoredTables,
+    /// The columns of bindings that name a chassis.
+    columns: Vec<&'static str>,
+}
+
+impl SouthboundSession {
+    /// Waits for the next change of the southbound database.
+    async fn update(&mut self) -> Result<MonitorUpdate, OvsdbError> {
+        loop {
+            let update = self.ovsdb.update().await?;
+            if update.monitor != CLUSTER {
+                return Ok(update);
+            }
+            if let Some(cluster) = &mut self.cluster {
+                cluster.apply(update)?;
+            }
+            self.check_cluster()?;
+        }
+    }
+
+    fn check_cluster(&self) -> Result<(), OvsdbError> {
+        let is_connected =
+            |tables: &MonitoredTables| tables.rows("Database").any(|row| row.text("name") == SOUTHBOUND);
+        if self.cluster.as_ref().is_none_or(is_connected) {
+            Ok(())
+        } else {
+            Err(OvsdbError::Alone(self.remote.clone()))
+        }
     }
 }
 
