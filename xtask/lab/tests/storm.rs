@@ -217,8 +217,8 @@ fn a_takeover_disturbs_no_request_and_a_killed_agent_fails_none() {
         return;
     }
     for event in ["takeover@0.3", "kill9@0.3"] {
-        let results =
-            storm(&["--vms", "64", "--dialect", "openstack", "--arrival", "ramp:1", "--event", event]);
+        let vms = ["--vms", "64", "--seconds", "0", "--dialect", "openstack", "--arrival", "ramp:1"];
+        let results = storm(&[&vms[..], &["--event", event]].concat());
         let round = &results["cases"][0]["subjects"][0]["rounds"][0];
         let count = |what: &str| round[what].as_u64().expect("a number");
         assert_eq!((count("failures"), &round["events"][0]["event"]), (0, &event.into()), "{event}: {round}");
@@ -243,7 +243,7 @@ fn silent_guests_cost_little_memory_and_less_cpu_time_than_one_boot() {
     if !privileged::or_skip() {
         return;
     }
-    let results = storm(&["--vms", "100,600", "--dialect", "openstack", "--idle", "5"]);
+    let results = storm(&["--vms", "100,600", "--seconds", "0", "--dialect", "openstack", "--idle", "5"]);
     let rounds: Vec<_> =
         (0..2).map(|case| results["cases"][case]["subjects"][0]["rounds"][0].clone()).collect();
     let number = |value: &serde_json::Value| value.as_f64().expect("a number");
