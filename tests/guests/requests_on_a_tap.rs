@@ -245,7 +245,7 @@ fn vms_that_answer_alike_share_a_document_until_one_of_them_differs() {
                 assert_eq!(String::from_utf8_lossy(&content), expected, "VM {number}");
             }
         }
-        // The first VM's own, from before there was a second one, the one in common, and what the third has.
+        // The first VM's own, from before there was a second one, the common one, and what the third has.
         let own = if text == ALIKE { 2 } else { 3 };
         eventually(PATIENCE, || {
             ensure!(documents(&agent) == own, "{} documents, not {own}", documents(&agent));

@@ -158,7 +158,7 @@ impl Node {
         self.room.path().join(name)
     }
 
-    /// Boots an instance as Nova does. Every second one is of the same project.
+    /// Boots an instance as Nova does. Instances with even numbers belong to one project, the others to another.
     fn boot(&self, number: u16) -> Result<Instance> {
         let instance = self.boot_unknown(Identity { address: ADDRESS, ..Identity::of(number) })?;
         self.nova.add(&instance)?;
@@ -252,7 +252,7 @@ impl Node {
         replace(&self.path("agent.yaml"), &configuration.to_string())
     }
 
-    /// The line of `doctor` about a part.
+    /// What `doctor` says in checks of this name.
     fn doctor(&self, about: &str) -> Result<Vec<Value>> {
         let mut command = Command::new(agent::binary()?);
         command.args(["doctor", "--json", "--no-pins", "--config"]).arg(self.path("agent.yaml"));

@@ -188,7 +188,7 @@ struct PublishedBody {
 struct RetiredDocuments {
     keys: Vec<DocumentKey>,
     bodies: Vec<Arc<PublishedBody>>,
-    /// The indices of those that VMs had in common.
+    /// The indices of common documents.
     common: Vec<u16>,
 }
 
@@ -365,8 +365,8 @@ impl PublisherThread {
         else {
             return false;
         };
-        // The VMs' own documents stay until their editions end. They are still the right answers. VMs that come do not
-        // compare theirs with one in common any more, so that one goes.
+        // The VMs' own documents stay until their editions end. They are still the right answers. New VMs would
+        // not be compared with the common document any more, so it is withdrawn.
         if let Some(forgotten) = self.learned.remove(&least) {
             self.shares.release(&forgotten.tenant, 1);
             self.forms.remove(&forgotten.number);
@@ -470,7 +470,7 @@ impl PublisherThread {
             };
             let Some(own) = own.filter(|own| !is_known(own)) else { continue };
             let Some((response, datasource)) = answer(slot, &request, responses) else { continue };
-            // VMs that send other bytes cannot have a document in common.
+            // VMs that send other bytes cannot have a common document.
             if own == form.hash && self.use_common(slot, &form, &response, datasource) {
                 continue;
             }
@@ -503,8 +503,8 @@ impl PublisherThread {
         Ok(())
     }
 
-    /// Answers the slot's request with a document that VMs have in common, if there is one or can be one. False if the slot
-    /// needs a document of its own.
+    /// Uses the common document for the slot's request, and publishes it if two VMs in a row have had this answer.
+    /// Returns false if the slot needs a document of its own.
     fn use_common(
         &mut self,
         slot: Slot,
@@ -524,7 +524,7 @@ impl PublisherThread {
         index.is_some()
     }
 
-    /// Publishes a document in common, and returns its index. `None` if it cannot be published, or if there is no room.
+    /// Publishes a common document, and returns its index. `None` if it cannot be published, or if there is no room.
     fn add_common(
         &mut self,
         form: &Arc<RequestForm>,
@@ -546,7 +546,7 @@ impl PublisherThread {
         Some(index)
     }
 
-    /// Withdraws the document in common for the request with this hash.
+    /// Withdraws the common document for the request with this hash.
     fn withdraw_common(&mut self, request: u64, common: CommonAnswer) {
         if let CommonAnswer::Published(common) = common {
             self.table.withdraw_common(common.index);

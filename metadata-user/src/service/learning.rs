@@ -104,7 +104,7 @@ pub struct DocumentCounts {
     pub learned: u64,
     /// VMs with an open edition.
     pub vms: u64,
-    /// Answers in the kernel's table, those of single VMs and those that VMs have in common.
+    /// Answers in the kernel's table, those of single VMs and common ones.
     pub documents: u64,
     /// Distinct answers.
     pub responses: u64,

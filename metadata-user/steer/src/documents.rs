@@ -1,10 +1,11 @@
 //! The kernel's tables of published documents: answers of single VMs, which the program `request` sends by itself.
 //!
-//! An answer that many VMs give alike stands in the table once, and a bit of each slot says whether it is that slot's answer.
+//! A common document is the answer of many VMs, and stands in the table once. A bit of each slot says whether it is
+//! that slot's answer.
 //!
-//! A document belongs to an edition of its slot, and so do the slot's bits. [`Editions::close`] ends an edition at once: the kernel then serves
-//! nothing of it any more, while the documents are still in the table. [`DocumentTable::remove`] frees them after no
-//! program can use them.
+//! A document belongs to an edition of its slot, and so do the slot's bits. [`Editions::close`] ends an edition at
+//! once: the kernel then serves nothing of it any more, while the documents are still in the table.
+//! [`DocumentTable::remove`] frees them after no program can use them.
 
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, IterableMap as _, MapData, PerCpuArray, ProgramArray, RingBuf};
@@ -183,7 +184,7 @@ impl DocumentTable {
     }
 
     /// Adds a document with the body of this number, which counts its answers by `counter`. `common` is its index if it
-    /// is one that VMs have in common.
+    /// is a common document.
     ///
     /// # Errors
     /// If the table is full or the kernel has no memory.
@@ -212,17 +213,17 @@ impl DocumentTable {
             .map_err(|source| SteerError::map(name::DOCUMENTS, "add a document", source))
     }
 
-    /// Begins an edition of a slot, in which it has no documents in common yet.
+    /// Begins an edition of a slot, in which it has no common documents yet.
     pub fn begin_common(&self, slot: Slot, edition: u32) {
         self.common_uses.begin(slot, edition);
     }
 
-    /// Answers the slot's requests with the document in common of this index, too.
+    /// Lets the kernel answer the slot's requests with the common document of this index, too.
     pub fn use_common(&self, slot: Slot, index: u16) {
         self.common_uses.add(slot, index);
     }
 
-    /// Answers no slot's requests any more with the document in common of this index.
+    /// Ends the use of the common document of this index for all slots.
     pub fn withdraw_common(&self, index: u16) {
         self.common_uses.forget(index);
     }

@@ -1,5 +1,4 @@
-//! Which published documents that VMs have in common each slot answers with, in memory shared with the kernel
-//! (`COMMON_USES`).
+//! Which common documents are the answers of each slot, in memory shared with the kernel (`COMMON_USES`).
 #![expect(unsafe_code, reason = "the table lies in memory shared with the kernel")]
 
 use metadata_common::maps::{COMMON_BITS, COMMON_WORDS, CommonUses, MAX_SLOTS, Slot};

@@ -56,7 +56,7 @@ pub enum OvsdbError {
     },
     /// The server has lost the majority of its cluster, so what it says may be old.
     #[error("{0} has lost its cluster")]
-    Alone(OvsdbRemote),
+    NoQuorum(OvsdbRemote),
     /// The server sends something else than RFC 7047 has it.
     #[error("the database sends {0}")]
     Unexpected(String),

@@ -37,7 +37,7 @@ const AHEAD: &[&str] = &[
 ];
 const LOCAL: &str = "Open_vSwitch";
 const SOUTHBOUND: &str = "OVN_Southbound";
-/// The monitor of a server's contact with its cluster.
+/// The name of the monitor of whether a server is in contact with its cluster.
 const CLUSTER: &str = "cluster";
 /// The columns of a binding that may name a chassis: where a port is, where it is while it migrates, and where it shall
 /// be. Older schemas lack some.
@@ -157,8 +157,7 @@ async fn ask_nova(options: &OpenstackOptions) -> Result<NovaProbe, String> {
 /// What the databases say when they are asked once.
 struct NodeProbe {
     ovsdb: Result<LocalView, String>,
-    /// The servers of the southbound database, and whether the chassis is there. Empty if the local OVSDB does not tell whom
-    /// to ask.
+    /// Each server of the southbound database, with whether it knows the chassis. Empty if the local OVSDB names none.
     southbound: Vec<(String, Result<bool, String>)>,
 }
 
@@ -524,7 +523,7 @@ impl SouthboundSession {
         if self.cluster.as_ref().is_none_or(is_connected) {
             Ok(())
         } else {
-            Err(OvsdbError::Alone(self.remote.clone()))
+            Err(OvsdbError::NoQuorum(self.remote.clone()))
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Answers that VMs have in common: one document in the kernel's table, in place of one for each VM.
+//! Common documents: one in the kernel's table for an answer of many VMs, in place of one for each VM.
 //!
-//! Two VMs in a row that answer a request alike make its answer a document in common. From then on a VM with the same
+//! Two VMs in a row that answer a request alike make the answer a common document. From then on a VM with the same
 //! answer only has a bit set, and one with another answer has a document of its own.
 
 use metadata_common::maps::MAX_COMMON_DOCUMENTS;
@@ -34,9 +34,9 @@ pub(super) struct CommonDocument {
 /// What to do with the answer of one more VM.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NextAnswer {
-    /// It is the document in common of this index.
+    /// It is the common document of this index.
     Common(u16),
-    /// It can become a document in common: the VM before had the same.
+    /// It can become a common document: the VM before had the same.
     Repeated,
     /// It is the VM's own.
     Own,
@@ -61,7 +61,7 @@ impl CommonAnswer {
     }
 }
 
-/// The indices of documents in common that are not used.
+/// The indices that no common document has.
 #[derive(Default)]
 pub(super) struct CommonIndices {
     free: Vec<u16>,

@@ -401,14 +401,14 @@ pub(crate) struct Disturbed {
     pub(crate) took_us: f64,
 }
 
-/// Requests since an agent was killed. A VM's request was published if the kernel had answered it before.
+/// Requests since an agent was killed. The answer to a VM's request was published if the kernel had given it before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct WithoutAgent {
     /// Requests that the kernel has answered.
     pub(crate) answered: u64,
-    /// Requests without an answer that were not published: they wait for the next agent.
+    /// Requests whose answer was not published: they wait for the next agent.
     pub(crate) waiting: u64,
-    /// Requests without an answer although they were published.
+    /// Requests that got no answer although it was published.
     pub(crate) missed: u64,
 }
 

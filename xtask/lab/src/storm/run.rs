@@ -213,7 +213,7 @@ impl Run<'_> {
         Ok(round)
     }
 
-    /// Lets each guest boot once, from other ports than in the round. Guests repeat no request.
+    /// Lets each guest boot once, from ports that the round does not use. No failed request is repeated.
     fn boot_once(&mut self, orders: &Orders) -> Result<Round> {
         let Orders { guests, keep_alive, any_bytes, seed, .. } = *orders;
         let orders = Orders { guests, keep_alive, any_bytes, seed: !seed, ..Orders::default() };
