@@ -215,8 +215,11 @@ impl NovaClient {
                     None => return,
                 },
                 Some(done) = requests.join_next(), if !requests.is_empty() => {
-                    let others = done.ok().flatten().and_then(|instance| held.remove(&instance));
-                    ahead.extend(others.into_iter().flatten());
+                    ahead.extend(match done {
+                        Ok(instance) => instance.and_then(|of| held.remove(&of)).unwrap_or_default(),
+                        // After a panic nobody knows whose request it was.
+                        Err(_) => std::mem::take(&mut held).into_values().flatten().collect(),
+                    });
                 }
                 // The first comes at once.
                 _ = probes.tick(), if requests.is_empty() && !self.health.is_nova_well() => {
