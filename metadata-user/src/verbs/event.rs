@@ -4,8 +4,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use metadata_common::printable::Printable;
 use metadata_common::time;
 use metadata_content::record::event::{EventDocument, EventKind, EventState, ScheduledEvent};
-use metadata_content::record::values::Timestamp;
+use metadata_content::record::values::{AnyLine, Id, Timestamp};
 use metadata_control::instances::{self, ACKNOWLEDGED_WITHIN, Instance};
+use serde::de::DeserializeOwned;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
@@ -46,8 +47,8 @@ struct Add {
     /// The event's id [default: the kind].
     ///
     /// Up to 64 letters, digits, `.`, `_`, `:` and `-`.
-    #[arg(long, value_name = "ID")]
-    id: Option<String>,
+    #[arg(long, value_name = "ID", value_parser = text::<Id>)]
+    id: Option<Id>,
     /// How far the event has come.
     #[arg(long, value_name = "STATE", default_value = "scheduled", value_parser = state_parser())]
     state: EventState,
@@ -57,8 +58,8 @@ struct Add {
     #[arg(long, value_name = "TIME", value_parser = not_before)]
     not_before: Option<Timestamp>,
     /// Why, for the people who run the guest.
-    #[arg(long, value_name = "TEXT")]
-    description: Option<String>,
+    #[arg(long, value_name = "TEXT", value_parser = text::<AnyLine>)]
+    description: Option<AnyLine>,
     /// Wait until the guest has acknowledged the event, at most this long and at most 30s.
     ///
     /// Ends with 3 if the guest does not: go on then, too.
@@ -71,8 +72,8 @@ struct Cancel {
     #[command(flatten)]
     vm: VmArgs,
     /// The event's id.
-    #[arg(value_name = "ID")]
-    id: String,
+    #[arg(value_name = "ID", value_parser = text::<Id>)]
+    id: Id,
 }
 
 #[derive(clap::Args, Debug)]
@@ -91,6 +92,11 @@ fn state_parser() -> impl TypedValueParser<Value = EventState> {
     names.try_map(|name| EventState::ALL.into_iter().find(|state| state.name() == name).ok_or("a state"))
 }
 
+/// Reads a text within the limits of its type.
+fn text<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_value(text.into()).map_err(|error| error.to_string())
+}
+
 fn wait(text: &str) -> Result<Duration, String> {
     time::span_within(text, Duration::ZERO..=ACKNOWLEDGED_WITHIN)
 }
@@ -102,7 +108,7 @@ fn not_before(text: &str) -> Result<Timestamp, String> {
         let time = unix.and_then(|unix| i64::try_from(unix).ok()).and_then(Timestamp::at);
         return time.ok_or_else(|| "expected a time before the year 10000".into());
     }
-    serde_json::from_value(text.into()).map_err(|error| format!("{error}, or a time from now such as 5m"))
+    self::text(text).map_err(|error| format!("{error}, or a time from now such as 5m"))
 }
 
 impl Event {
@@ -116,8 +122,9 @@ impl Event {
             EventVerb::Cancel(verb) => {
                 let run = verb.vm.common.agent.run()?;
                 let found = find(&run, verb.vm.source, &verb.vm.name, is_changeable);
-                let done =
-                    found.and_then(|(source, name)| instances::cancel_event(&run, source, &name, &verb.id));
+                let done = found.and_then(|(source, name)| {
+                    instances::cancel_event(&run, source, &name, verb.id.as_str())
+                });
                 verb.vm.common.finish(out, done, table)
             }
             EventVerb::Ls(List { vm }) => {
@@ -133,24 +140,22 @@ impl Event {
 
 impl Add {
     fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
-        let id = self.id.as_deref().unwrap_or(self.kind.name());
+        let by_default = || serde_json::from_value(self.kind.name().into());
         let event = ScheduledEvent {
-            id: serde_json::from_value(id.into())?,
+            id: self.id.clone().map_or_else(by_default, Ok)?,
             kind: self.kind,
             state: self.state,
             not_before: self.not_before.clone(),
-            description: self
-                .description
-                .clone()
-                .map(|text| serde_json::from_value(text.into()))
-                .transpose()?,
+            description: self.description.clone(),
         };
         let run = self.vm.common.agent.run()?;
         let found = find(&run, self.vm.source, &self.vm.name, is_changeable);
         let done = found.and_then(|(source, name)| {
             let document = instances::add_event(&run, source, &name, &event)?;
             match self.wait {
-                Some(wait) => instances::wait_for_acknowledgement(&run, source, &name, id, wait),
+                Some(wait) => {
+                    instances::wait_for_acknowledgement(&run, source, &name, event.id.as_str(), wait)
+                }
                 None => Ok(document),
             }
         });

@@ -1,6 +1,5 @@
 //! `xdp-imds explain`: prints which dialect answers a request, the answer and the reason.
 
-use anyhow::{Context as _, bail};
 use metadata_common::addresses::{self, Connection};
 use metadata_common::printable::{Printable, printable_lines};
 use metadata_common::time::Now;
@@ -18,7 +17,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 use std::{fmt, io};
 
-use super::options;
+use super::{Exit, ExitError, options};
 
 /// Maximum number of bytes printed of a body.
 const SHOWN_BYTES: usize = 8 << 10;
@@ -162,24 +161,27 @@ pub fn run(question: &ExplainRequest, as_json: bool, out: &mut dyn Write) -> any
 }
 
 fn explanation(question: &ExplainRequest) -> anyhow::Result<Explanation> {
-    let responses = rendered(question)?;
+    let usage = |text: String| ExitError::new(Exit::Usage, text);
     let method = Method::from_token(&question.method);
     let local = question.local();
     let fields = question.fields.iter().map(|field| {
-        let (name, value) = field
-            .split_once(':')
-            .with_context(|| format!("expected a header field as `Name: value`, found `{field}`"))?;
+        let (name, value) = field.split_once(':').ok_or_else(|| {
+            usage(format!("expected a header field as `Name: value`, found `{}`", Printable(field)))
+        })?;
         Ok(httparse::Header { name: name.trim(), value: value.trim().as_bytes() })
     });
-    let fields: Vec<httparse::Header<'_>> = fields.collect::<anyhow::Result<_>>()?;
+    let fields: Vec<httparse::Header<'_>> = fields.collect::<Result<_, ExitError>>()?;
     if !question.target.starts_with('/') && !question.target.contains("://") {
         let target = Printable(&question.target);
-        bail!("expected a path that begins with `/`, or a URL, found `{target}`; write `/{target}`");
+        let text =
+            format!("expected a path that begins with `/`, or a URL, found `{target}`; write `/{target}`");
+        return Err(usage(text).into());
     }
-    let target = match normalise(&question.target) {
-        Ok(target) => target,
-        Err(error) => bail!("{} is not a valid path: {error}; a guest gets 400 or 404", question.target),
-    };
+    let target = normalise(&question.target).map_err(|error| {
+        let target = Printable(&question.target);
+        usage(format!("`{target}` is not a valid path: {error}; a guest gets 400 or 404"))
+    })?;
+    let responses = rendered(question)?;
     let request = Request {
         method,
         target: target.target(),

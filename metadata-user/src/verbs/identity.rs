@@ -27,6 +27,7 @@ use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::{Exit, ExitError};
 use crate::config::{Config, Sandbox};
 use crate::identity::configuration;
 
@@ -236,9 +237,10 @@ impl PublishArgs {
                 writeln!(out, "{}: {METADATA} and {KEYS}", directory.display())?;
             }
             (None, Some(target)) => {
-                let (namespace, name) = target
-                    .split_once('/')
-                    .with_context(|| format!("--config-map: expected NAMESPACE/NAME, found `{target}`"))?;
+                let (namespace, name) = target.split_once('/').ok_or_else(|| {
+                    let text = format!("--config-map: expected NAMESPACE/NAME, found `{target}`");
+                    ExitError::new(Exit::Usage, text)
+                })?;
                 self.write_config_map(namespace, name, &documents)?;
                 writeln!(out, "ConfigMap {target}: {METADATA} and {KEYS}")?;
             }
