@@ -137,6 +137,24 @@ async fn a_bad_file_is_rejected_and_the_last_good_record_stays() {
 }
 
 #[tokio::test]
+async fn what_is_no_file_is_refused_and_never_waited_for() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    let dir = dir();
+    let make = |name: &str, kind| mknodat(CWD, dir.path().join(name), kind, Mode::RUSR, 0).expect(name);
+    make("a.yaml", FileType::Fifo);
+    let mut feed = Feed::start(dir.path());
+    feed.expect(&["!a.yaml", "."]).await;
+    for (name, kind) in [("b.yaml", FileType::Fifo), ("c.yaml", FileType::Socket)] {
+        make(name, kind);
+        feed.expect(&[&format!("!{name}")]).await;
+    }
+    fs::create_dir(dir.path().join("d.yaml")).expect("a directory is made");
+    feed.expect(&["!d.yaml"]).await;
+    fs::remove_file(dir.path().join("a.yaml")).expect("the FIFO is removed");
+    feed.expect(&["-a.yaml"]).await;
+}
+
+#[tokio::test]
 async fn an_unchanged_record_is_not_published_again() {
     let dir = dir();
     put(dir.path(), "a.yaml", &named("same"));

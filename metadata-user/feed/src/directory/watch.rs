@@ -160,17 +160,17 @@ fn note(dir: &Path, mask: EventMask, name: Option<&OsStr>, changes: &mut Directo
         changes.all = true;
     }
     let Some(name) = name.and_then(OsStr::to_str) else { return };
-    // A file in creation sends another event when it is closed; links and directories send none.
     let made = mask.contains(EventMask::CREATE) && !mask.contains(EventMask::ISDIR);
-    if made && !is_link(&dir.join(name)) {
+    if made && !is_complete(&dir.join(name)) {
         return;
     }
     changes.all |= name == KUBERNETES_DATA || changes.names.len() >= MAX_NAMES;
     changes.names.insert(name.to_owned());
 }
 
-fn is_link(path: &Path) -> bool {
-    path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink() || metadata.nlink() > 1)
+/// True for what sends no other event once it is made: links, FIFOs and sockets. A file in creation is closed later.
+fn is_complete(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|metadata| !metadata.is_file() || metadata.nlink() > 1)
 }
 
 #[cfg(test)]
