@@ -27,8 +27,8 @@ mod trace;
 mod tests;
 
 pub(super) use instances::Registrar;
-pub(crate) use listen::SocketError;
 pub(super) use listen::{ControlSocket, gid_of, make_run, serve};
+pub(crate) use listen::{SocketError, SocketListener};
 pub(super) use page::PageHosts;
 
 use axum::body::Body;

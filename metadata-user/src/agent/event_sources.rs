@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Interval, MissedTickBehavior};
 use tracing::{debug, warn};
 
 use super::endpoint::{self, ControlRequest, ControlSocket, PageHosts, Registrar, Routers};
@@ -29,13 +30,17 @@ use crate::identity::{self, Publication, SigningClient};
 /// them.
 const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(20);
+/// How often the agent looks whether somebody removed its sockets.
+const LOOK_FOR_SOCKETS: Duration = Duration::from_secs(2);
 
 /// The listeners of an agent that serves.
 pub(super) struct Listeners {
     requests: mpsc::Receiver<ControlRequest>,
     takeover: TakeoverListener,
     metrics: (Router, Option<AbortHandle>),
-    _socket: ControlSocket,
+    socket: ControlSocket,
+    /// When to look whether the sockets are still there.
+    look: Interval,
 }
 
 impl Listeners {
@@ -61,7 +66,9 @@ impl Listeners {
         let (socket, listener) = ControlSocket::listen(&config.run, config.api().group.as_deref(), succeeds)?;
         tasks.spawn(endpoint::serve(listener, control));
         let takeover = TakeoverListener::new(&config.run, side, succeeds, tasks)?;
-        let mut listeners = Self { requests, takeover, metrics: (metrics, None), _socket: socket };
+        let mut look = tokio::time::interval(LOOK_FOR_SOCKETS);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut listeners = Self { requests, takeover, metrics: (metrics, None), socket, look };
         listeners.open_metrics(config, tasks).await?;
         Ok(listeners)
     }
@@ -110,12 +117,18 @@ impl Listeners {
 /// Waits for the next request or takeover; for ever while there are no listeners.
 pub(super) async fn next(listeners: &mut Option<Listeners>) -> Incoming {
     let Some(listeners) = listeners else { return std::future::pending().await };
-    tokio::select! {
-        Some(request) = listeners.requests.recv() => Incoming::Request(request),
-        call = listeners.takeover.call() => match call {
-            TakeoverCall::Prepare(done) => Incoming::PrepareTakeover(done),
-            TakeoverCall::Ready(call) => Incoming::TakeOver(call),
-        },
+    loop {
+        tokio::select! {
+            Some(request) = listeners.requests.recv() => return Incoming::Request(request),
+            call = listeners.takeover.call() => return match call {
+                TakeoverCall::Prepare(done) => Incoming::PrepareTakeover(done),
+                TakeoverCall::Ready(call) => Incoming::TakeOver(call),
+            },
+            _ = listeners.look.tick() => {
+                listeners.socket.restore();
+                listeners.takeover.restore();
+            }
+        }
     }
 }
 

@@ -11,15 +11,17 @@ use axum::http::Method;
 use hyper::Request;
 use hyper::body::Incoming;
 use metadata_common::run::{SOCKET, unit_hint};
-use metadata_feed::listen::{ConnectionLimit, Listener, WhenFull};
+use metadata_feed::listen::{ConnectionHolder, ConnectionLimit, Listener, WhenFull};
 use rustix::fs::{XattrFlags, setxattr};
 use std::fs::{DirBuilder, Permissions};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, fs, io};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::http_connection::{self, HttpLimits};
@@ -99,7 +101,7 @@ impl PeerListener for TcpListener {
     }
 }
 
-impl PeerListener for UnixListener {
+impl PeerListener for SocketListener {
     const NAME: &str = "the control socket";
     const MOST: usize = CONTROL_CONNECTIONS;
 
@@ -174,11 +176,48 @@ pub(crate) enum SocketError {
     Bind { path: PathBuf, source: io::Error },
 }
 
-/// The path of a listening socket. Dropping it removes the socket, unless another agent has replaced it.
+/// A listening socket of the run directory. Dropping it removes the socket, unless another agent has replaced it.
 #[derive(Debug)]
 pub(crate) struct ControlSocket {
+    run: PathBuf,
+    name: &'static str,
+    /// The mode, and a group that may use it.
+    access: (u32, Option<u32>),
     path: PathBuf,
     inode: (u64, u64),
+    listener: watch::Sender<Arc<UnixListener>>,
+    /// Another agent has replaced it, or it could not be made again, and the log says so.
+    is_given_up: bool,
+}
+
+/// Accepts the connections of a [`ControlSocket`], also after it was made again.
+#[derive(Debug)]
+pub(crate) struct SocketListener(watch::Receiver<Arc<UnixListener>>);
+
+impl Listener for SocketListener {
+    type Stream = UnixStream;
+
+    async fn accept(&self) -> io::Result<UnixStream> {
+        let mut current = self.0.clone();
+        loop {
+            let listener = Arc::clone(&current.borrow_and_update());
+            tokio::select! {
+                accepted = listener.accept() => return accepted.map(|(stream, _)| stream),
+                Ok(()) = current.changed() => {}
+            }
+        }
+    }
+
+    fn holder(stream: &UnixStream) -> ConnectionHolder {
+        UnixListener::holder(stream)
+    }
+}
+
+#[cfg(test)]
+impl From<UnixListener> for SocketListener {
+    fn from(listener: UnixListener) -> Self {
+        Self(watch::channel(Arc::new(listener)).1)
+    }
 }
 
 impl ControlSocket {
@@ -191,7 +230,7 @@ impl ControlSocket {
         run: &Path,
         group: Option<&str>,
         succeeds: bool,
-    ) -> Result<(Self, UnixListener), SocketError> {
+    ) -> Result<(Self, SocketListener), SocketError> {
         let gid = group.map(gid_or_error).transpose()?;
         Self::listen_as(run, SOCKET, (SOCKET_MODE, gid), succeeds)
     }
@@ -199,33 +238,69 @@ impl ControlSocket {
     /// Like [`ControlSocket::listen`], for a socket of another name, mode and group.
     pub(crate) fn listen_as(
         run: &Path,
-        name: &str,
-        (mode, gid): (u32, Option<u32>),
+        name: &'static str,
+        access: (u32, Option<u32>),
         succeeds: bool,
-    ) -> Result<(Self, UnixListener), SocketError> {
-        make_directory(run)?;
+    ) -> Result<(Self, SocketListener), SocketError> {
         let path = run.join(name);
         if !succeeds && std::os::unix::net::UnixStream::connect(&path).is_ok() {
             return Err(SocketError::Taken { path: run.into() });
         }
-        // Bind under another name and rename, so that clients always find a socket with the right mode.
-        let aside = run.join(format!(".{name}.{}", std::process::id()));
-        let place = || -> io::Result<(Self, UnixListener)> {
-            match fs::remove_file(&aside) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-            let listener = UnixListener::bind(&aside)?;
-            fs::set_permissions(&aside, Permissions::from_mode(mode))?;
-            if let Some(gid) = gid {
-                let_in(&aside, gid, (OWNER_RW, RW))?;
-            }
-            let inode = inode(&aside)?;
-            fs::rename(&aside, &path)?;
-            Ok((Self { path: path.clone(), inode }, listener))
-        };
-        place().map_err(|source| SocketError::Bind { path: path.clone(), source })
+        let (inode, listener) = bind(run, name, access)?;
+        let (listener, accepting) = watch::channel(Arc::new(listener));
+        let socket = Self { run: run.into(), name, access, path, inode, listener, is_given_up: false };
+        Ok((socket, SocketListener(accepting)))
     }
+
+    /// Makes the socket again if somebody removed it: clients would take the agent for dead.
+    pub(crate) fn restore(&mut self) {
+        match inode(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !self.is_given_up => {}
+            // Another agent, which removes its socket when it ends.
+            Ok(found) if found != self.inode => return self.is_given_up = true,
+            _ => return,
+        }
+        match bind(&self.run, self.name, self.access) {
+            Ok((inode, listener)) => {
+                warn!(socket = %self.path.display(), "somebody removed it; the agent made it again");
+                self.inode = inode;
+                self.listener.send_replace(Arc::new(listener));
+            }
+            Err(error) => {
+                warn!("{error}; somebody removed the socket: restart the agent once that is mended");
+                self.is_given_up = true;
+            }
+        }
+    }
+}
+
+/// Listens on a socket of the run directory, which is created if necessary. Replaces the socket that is there.
+fn bind(
+    run: &Path,
+    name: &str,
+    (mode, gid): (u32, Option<u32>),
+) -> Result<((u64, u64), UnixListener), SocketError> {
+    make_directory(run)?;
+    if let Some(gid) = gid {
+        let_into_run(run, gid)?;
+    }
+    // Bind under another name and rename, so that clients always find a socket with the right mode.
+    let (path, aside) = (run.join(name), run.join(format!(".{name}.{}", std::process::id())));
+    let place = || {
+        match fs::remove_file(&aside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&aside)?;
+        fs::set_permissions(&aside, Permissions::from_mode(mode))?;
+        if let Some(gid) = gid {
+            let_in(&aside, gid, (OWNER_RW, RW))?;
+        }
+        let inode = inode(&aside)?;
+        fs::rename(&aside, &path)?;
+        Ok((inode, listener))
+    };
+    place().map_err(|source| SocketError::Bind { path: path.clone(), source })
 }
 
 impl Drop for ControlSocket {
@@ -249,9 +324,11 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
 /// [`SocketError`]: the group does not exist, or the directory cannot be created or is unsafe.
 pub(crate) fn make_run(run: &Path, group: Option<&str>) -> Result<(), SocketError> {
     make_directory(run)?;
-    let Some(group) = group else { return Ok(()) };
-    let let_in = let_in(run, gid_or_error(group)?, (OWNER_RWX, RX));
-    let_in.map_err(|source| SocketError::Group { path: run.into(), source })
+    group.map_or(Ok(()), |group| let_into_run(run, gid_or_error(group)?))
+}
+
+fn let_into_run(run: &Path, gid: u32) -> Result<(), SocketError> {
+    let_in(run, gid, (OWNER_RWX, RX)).map_err(|source| SocketError::Group { path: run.into(), source })
 }
 
 /// Permissions of the owner and of the group in an access control list: 4 reads, 2 writes, 1 enters.
@@ -307,6 +384,7 @@ fn make_directory(path: &Path) -> Result<(), SocketError> {
 #[cfg(test)]
 mod tests {
     use metadata_common::run::SOCKET;
+    use metadata_feed::listen::Listener as _;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixListener;
@@ -372,6 +450,26 @@ mod tests {
         let (_second, _listener) = ControlSocket::listen(room.path(), None, true).expect("its successor's");
         drop(first);
         assert!(room.path().join(SOCKET).exists(), "the first took the second's away");
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_somebody_removed_is_made_again_until_another_agent_has_it() {
+        let room = tempfile::tempdir().expect("a directory");
+        let run = room.path().join("run");
+        let (mut socket, listener) = ControlSocket::listen(&run, None, false).expect("a socket");
+        let path = run.join(SOCKET);
+        socket.restore();
+        // Who waits for a connection gets that of the next socket too.
+        let accepted = tokio::spawn(async move { listener.accept().await.map(|_| listener) });
+        fs::remove_dir_all(&run).expect("a removed directory");
+        socket.restore();
+        tokio::net::UnixStream::connect(&path).await.expect("a client is served again");
+        let _listener = accepted.await.expect("no panic").expect("a connection");
+        let (next, _listening) = ControlSocket::listen(&run, None, true).expect("its successor's");
+        socket.restore();
+        drop(next);
+        socket.restore();
+        assert!(!path.exists(), "its successor ended");
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use super::listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, LongLivedAnswer, Peer, serve};
 use super::page::VIEWERS;
-use super::{ANSWER_WITHIN, ControlRequest, PageHosts, QUEUE, Registrar, Routers};
+use super::{ANSWER_WITHIN, ControlRequest, PageHosts, QUEUE, Registrar, Routers, SocketListener};
 use crate::agent::Health;
 use crate::config::Config;
 use metadata_control::status::{AgentStatus, PortFilter};
@@ -303,7 +303,7 @@ async fn a_connection_ends_after_its_life_unless_its_answer_lasts_and_is_read() 
         );
     let room = tempfile::tempdir().expect("a directory");
     let path = room.path().join("socket");
-    let door = tokio::spawn(serve(UnixListener::bind(&path).expect("a socket"), app));
+    let door = tokio::spawn(serve(SocketListener::from(UnixListener::bind(&path).expect("a socket")), app));
     let mut streams = Vec::new();
     for (asked, ends) in [("/stuck", true), ("/lasts", false), ("/unread", true)] {
         let mut stream = UnixStream::connect(&path).await.expect("a connection");
@@ -327,7 +327,7 @@ async fn requests_at_the_control_socket_carry_the_peers_credentials() {
         .route("/", get(|axum::Extension(peer): axum::Extension<Peer>| async move { peer.to_string() }));
     let room = tempfile::tempdir().expect("a directory");
     let path = room.path().join("socket");
-    let door = tokio::spawn(serve(UnixListener::bind(&path).expect("a socket"), app));
+    let door = tokio::spawn(serve(SocketListener::from(UnixListener::bind(&path).expect("a socket")), app));
     let stream = UnixStream::connect(&path).await.expect("a connection");
     let (_, said) = ask(stream, "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await;
     let user = rustix::process::geteuid().as_raw();
@@ -342,7 +342,8 @@ async fn the_control_socket_serves_the_status() {
         Routers::new(Health::new(vec![]), Registrar::new(&Config::default()), None);
     let room = tempfile::tempdir().expect("a directory");
     let path = room.path().join("socket");
-    let door = tokio::spawn(serve(UnixListener::bind(&path).expect("a socket"), control));
+    let door =
+        tokio::spawn(serve(SocketListener::from(UnixListener::bind(&path).expect("a socket")), control));
     let answers = tokio::spawn(async move {
         let mut asked = Vec::new();
         for _ in 0..3 {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -17,7 +17,7 @@ use super::wire::{
     NextAgentMessage, OLDEST, PreviousAgentMessage, REMEDY, VERSION, Wire, WireError, WireRequest,
 };
 use super::{DRAINING_WITHIN, HELLO_WITHIN, READY_WITHIN, SERVING_WITHIN, SOCKET, TAKE_WITHIN};
-use crate::agent::endpoint::{ControlSocket, SocketError};
+use crate::agent::endpoint::{ControlSocket, SocketError, SocketListener};
 use crate::agent::node::Node;
 use crate::agent::service_manager;
 use crate::agent::service_manager::Stop;
@@ -259,8 +259,7 @@ pub(crate) struct TakeoverListener {
     calls: mpsc::Receiver<TakeoverCall>,
     /// A takeover by another agent or by this one is in progress.
     busy: Arc<AtomicBool>,
-    /// Dropping it removes the socket, unless another agent has replaced it.
-    _socket: ControlSocket,
+    socket: ControlSocket,
 }
 
 impl TakeoverListener {
@@ -279,12 +278,17 @@ impl TakeoverListener {
         let (tx, calls) = mpsc::channel(1);
         let busy = Arc::new(AtomicBool::new(true));
         tasks.spawn(accept_loop(listener, Shared { side, busy: Arc::clone(&busy), calls: tx }));
-        Ok(Self { calls, busy, _socket: socket })
+        Ok(Self { calls, busy, socket })
     }
 
     /// Allows the next agent to take over.
     pub(crate) fn allow(&self) {
         self.busy.store(false, Ordering::Relaxed);
+    }
+
+    /// Makes the socket again if somebody removed it.
+    pub(crate) fn restore(&mut self) {
+        self.socket.restore();
     }
 
     /// Waits for the next step of an agent that takes over.
@@ -305,7 +309,7 @@ struct Shared {
     calls: mpsc::Sender<TakeoverCall>,
 }
 
-async fn accept_loop(listener: UnixListener, shared: Shared) -> anyhow::Result<()> {
+async fn accept_loop(listener: SocketListener, shared: Shared) -> anyhow::Result<()> {
     let places = ConnectionLimit { name: "the takeover socket", most: CALLERS, when_full: WhenFull::Refuse };
     let attend = |stream, _| attend(stream, shared.clone());
     match metadata_feed::listen::serve(&listener, places, attend).await {}

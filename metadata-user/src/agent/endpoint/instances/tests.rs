@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::super::listen::{self, CONTROL_CONNECTIONS, LIFE};
-use super::super::{ControlRequest, Routers};
+use super::super::{ControlRequest, Routers, SocketListener};
 use super::{BODY_MAX, CheckedRegistration, EVENT_WAITS, InstanceRequest, OPENAPI, Registrar, WAITS, routes};
 use crate::agent::Health;
 use crate::agent::node::{ChangedEvents, ClearedData, RegistrationConflict, TaggedRecord};
@@ -164,6 +164,7 @@ impl Bench {
         let Routers { control, requests, .. } =
             Routers::new(Health::new(vec![]), Arc::clone(&registrar), None);
         let listener = UnixListener::bind(room.path().join("socket")).expect("a socket");
+        let listener = SocketListener::from(listener);
         let door = tokio::spawn(async { listen::serve(listener, control).await.expect("a door stays open") });
         let book = Arc::new(Mutex::new(Book::default()));
         let control = tokio::spawn(work(requests, Arc::clone(&book)));
