@@ -34,6 +34,23 @@ pub const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 /// logs what failed. A filter that names the crate enables its lines.
 const NOISE: &str = "kube_client";
 
+/// The crates that log: this program's, then those of others. A filter that names another one would do nothing.
+const CRATES: [&str; 13] = [
+    "metadata_datapath",
+    "metadata_feed",
+    "metadata_links",
+    "metadata_signer",
+    "metadata_steer",
+    "metadata_user",
+    "xdp_imds",
+    "h2",
+    "hadris_iso",
+    "hyper_util",
+    NOISE,
+    "tower",
+    "tower_http",
+];
+
 /// Names of the levels, from no line to most lines.
 const LEVELS: [(&str, LevelFilter); 6] = [
     ("off", LevelFilter::OFF),
@@ -69,13 +86,8 @@ impl FromStr for LogFilter {
         let mut has_default = false;
         for word in text.split(',').map(str::trim) {
             match word.split_once('=') {
-                Some((part, level)) if is_path(part.trim()) => {
-                    targets = targets.with_target(part.trim(), parse_level(level)?);
-                }
-                Some((part, _)) => {
-                    return Err(format!(
-                        "expected a crate or module such as `metadata_steer`, found `{part}`"
-                    ));
+                Some((part, level)) => {
+                    targets = targets.with_target(parse_part(part)?, parse_level(level)?);
                 }
                 None => {
                     let level = parse_level(word)?;
@@ -102,9 +114,17 @@ fn parse_level(word: &str) -> Result<LevelFilter, String> {
     })
 }
 
-/// True for a path of Rust: a crate or a module.
-fn is_path(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':'))
+/// A crate that logs, or a module of one: a path of Rust.
+fn parse_part(word: &str) -> Result<&str, String> {
+    let word = word.trim();
+    let is_known = CRATES.contains(&word.split("::").next().unwrap_or_default())
+        && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':'));
+    is_known.then_some(word).ok_or_else(|| {
+        let crates = CRATES.join(", ");
+        format!(
+            "unknown part `{word}`; the parts are these crates, and their modules (`CRATE::MODULE`): {crates}"
+        )
+    })
 }
 
 /// The format of log lines.
@@ -354,7 +374,8 @@ impl io::Write for LogCollector {
 
 #[cfg(test)]
 mod tests {
-    use super::{LineFormat, LogCollector, LogFilter, LogFormat};
+    use super::{CRATES, LineFormat, LogCollector, LogFilter, LogFormat};
+    use std::collections::BTreeSet;
     use std::sync::{Arc, Mutex};
     use tracing::Level;
     use tracing_subscriber::filter::LevelFilter;
@@ -398,9 +419,34 @@ mod tests {
             let error = text.parse::<LogFilter>().expect_err(text);
             assert!(error.contains("off, error, warn, info, debug, trace"), "{text}: {error}");
         }
-        for text in ["info,warn", "a b=info", "=info", "[span]=info"] {
-            assert!(text.parse::<LogFilter>().is_err(), "{text}");
+        assert!("info,warn".parse::<LogFilter>().is_err());
+    }
+
+    #[test]
+    fn a_part_that_does_not_log_is_refused_with_the_list_of_those_that_do() {
+        for text in
+            ["foo=debug", "metadata_ste=info", "metadata_content=info", "a b=info", "=info", "[span]=info"]
+        {
+            let error = text.parse::<LogFilter>().expect_err(text);
+            assert!(
+                error.contains("metadata_feed, metadata_links") && error.contains("kube_client"),
+                "{error}"
+            );
         }
+    }
+
+    #[test]
+    fn the_crates_that_log_are_those_that_depend_on_tracing() {
+        /// The subscriber itself, and crates that the agent does not have.
+        const OTHERS: [&str; 3] = ["loom", "tracing_subscriber", "xdp_imds_tests"];
+        let lock = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.lock"));
+        let logging = lock.split("[[package]]").filter(|package| package.contains("\n \"tracing\",\n"));
+        let names =
+            logging.filter_map(|package| package.split('"').nth(1)).map(|name| name.replace('-', "_"));
+        let found: BTreeSet<_> = names.filter(|name| !OTHERS.contains(&name.as_str())).collect();
+        // The program's own crate uses tracing through its library's manifest.
+        let known = CRATES.into_iter().filter(|name| *name != "xdp_imds").map(str::to_owned).collect();
+        assert_eq!(found, known);
     }
 
     #[test]
