@@ -106,6 +106,12 @@ pub fn translate(
         record
     };
     let (mut record, _) = parse_composed(limits, ("the record", &names), compose)?;
+    // Nothing would serve it, and nobody would see why.
+    if record.network.nics.is_empty()
+        && let Some(of_nic) = problems.iter().position(ProxmoxProblem::is_of_nic)
+    {
+        return Err(problems.swap_remove(of_nic));
+    }
     record.vm.owner = Some(owner(vmid, config, &given.cluster));
     let subject = record.identity.as_ref().and_then(|identity| identity.subject.as_ref());
     if let Some(value) = subject.and_then(Subject::chosen_by_tenants) {

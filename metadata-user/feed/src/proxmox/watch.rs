@@ -442,6 +442,11 @@ impl ProxmoxProblem {
         Self::setting(key, expected, format_args!("`{}`", excerpt(found)))
     }
 
+    /// True if a NIC is left out.
+    pub(super) fn is_of_nic(&self) -> bool {
+        matches!(self, Self::Setting { key, .. } if key.starts_with("net"))
+    }
+
     pub(super) fn custom(part: &'static str, expected: impl Display, found: impl Display) -> Self {
         Self::Custom { part, expected: expected.to_string(), found: found.to_string() }
     }

@@ -67,10 +67,14 @@ fn taps_have_the_names_that_qemu_server_gives() {
         "net0: virtio=BC:24:11:00:00:01,bridge\n",
         "net0: virtio=BC:24:11:00:00:01,e1000=BC:24:11:00:00:02\n",
     ] {
-        let made = made(text, &given()).expect("a record");
-        assert!(made.record.network.nics.is_empty(), "{text}");
-        let problem = made.problems[0].to_string();
+        // Without another NIC the VM would only lack a place, without a word of the reason.
+        let problem = made(text, &given()).expect_err(text).to_string();
         assert!(problem.starts_with("`net0`: expected"), "{problem}");
+        let with_another = made(&format!("{text}{}", net(1, ",bridge=vmbr0")), &given()).expect(text);
+        assert_eq!(
+            (with_another.record.network.nics.len(), with_another.problems[0].to_string()),
+            (1, problem)
+        );
     }
     for text in ["net32: virtio=BC:24:11:00:00:01\n", "net00: virtio=BC:24:11:00:00:01\n"] {
         assert!(record(text).network.nics.is_empty(), "{text}");
