@@ -46,6 +46,13 @@ pub const DEFAULT_STATE: &str = "/var/lib/xdp-imds";
 /// Default of `pins`: a directory on the bpffs that systemd mounts.
 pub const DEFAULT_PINS: &str = "/sys/fs/bpf/xdp-imds";
 
+/// Largest value of `drain_seconds`.
+pub const DRAIN_SECONDS_MOST: u32 = 3_600;
+/// Largest value of `rotate_token_key_days`, and of `identity.rotate_days`.
+pub const ROTATE_DAYS_MOST: u32 = 3_650;
+/// Largest value of `spin_us`.
+pub const SPIN_US_MOST: u32 = 1_000_000;
+
 /// Most names in `page_hosts`.
 pub const PAGE_HOSTS: usize = 16;
 
@@ -71,9 +78,10 @@ pub struct Config {
     pub arp_only: Option<Vec<Ipv4Addr>>,
     /// How much one port may send to the metadata service. The kernel enforces the limits.
     pub limits: PortLimits,
-    /// Memory limit for all rendered records, in bytes or as text (`"512MiB"`), at least [`memory_budget::LEAST_BYTES`].
-    /// Records beyond the limit are refused. Default (`None`): the control group's memory limit when the configuration
-    /// is read, less the agent's own needs, or [`memory_budget::DEFAULT_BYTES`] without such a limit.
+    /// Memory limit for all rendered records, in bytes or as text (`"512MiB"`), from [`memory_budget::LEAST_BYTES`] to
+    /// [`memory_budget::MOST_BYTES`]. Records beyond the limit are refused. Default (`None`): the control group's
+    /// memory limit when the configuration is read, less the agent's own needs, or [`memory_budget::DEFAULT_BYTES`]
+    /// without such a limit.
     #[serde(deserialize_with = "read::bytes_field")]
     pub record_memory: Option<usize>,
     /// Limits of a record's custom `metadata`. Records that exceed them are refused.
@@ -109,8 +117,8 @@ pub struct Config {
     /// Directory for the sockets of the running agent. Created with mode 0700. Agents on the same node need different
     /// directories.
     pub run: PathBuf,
-    /// How long open requests may take after the agent receives a stop signal, in seconds; 0 closes all connections at
-    /// once. A second signal ends the wait.
+    /// How long open requests may take after the agent receives a stop signal, in seconds, at most
+    /// [`DRAIN_SECONDS_MOST`]; 0 closes all connections at once. A second signal ends the wait.
     pub drain_seconds: u32,
     /// Which lines the log has: `off`, `error`, `warn`, `info`, `debug` or `trace`, and levels of parts, such as
     /// `info,metadata_steer=debug`. `--log` overrides it. Default (`None`): `info`.
@@ -121,11 +129,11 @@ pub struct Config {
     /// creates the key by `xdp-imds token-key`, distributes it and replaces it. Default: none. While
     /// the file does not exist, the agent uses the key in `state`.
     pub token_key: Option<PathBuf>,
-    /// Age at which the token key is replaced, in days. Tokens signed with the previous key stay valid until they
-    /// expire.
+    /// Age at which the token key is replaced, in days: 1 to [`ROTATE_DAYS_MOST`]. Tokens signed with the previous key
+    /// stay valid until they expire.
     pub rotate_token_key_days: u32,
-    /// How long an idle worker polls before it sleeps, in microseconds. Polling uses CPU time. Only guests that send
-    /// the next request within this time get faster answers.
+    /// How long an idle worker polls before it sleeps, in microseconds, at most [`SPIN_US_MOST`]. Polling uses CPU
+    /// time. Only guests that send the next request within this time get faster answers.
     pub spin_us: u32,
     /// Whether the kernel answers frames that need no state, on ports that are taps. User space then receives little
     /// more than requests. With `false` all frames go to user space, and a capture on the hub shows them.

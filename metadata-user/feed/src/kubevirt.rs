@@ -160,12 +160,10 @@ fn derived(text: &str) -> u64 {
 const HOLD_SECONDS_MOST: u8 = 30;
 
 fn hold_seconds<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
-    let seconds = u8::deserialize(from)?;
-    if seconds > HOLD_SECONDS_MOST {
-        let expected = format!("expected at most {HOLD_SECONDS_MOST} in `hold_seconds`, found {seconds}");
-        return Err(de::Error::custom(expected));
-    }
-    Ok(seconds)
+    let seconds = i64::deserialize(from)?;
+    u8::try_from(seconds).ok().filter(|seconds| *seconds <= HOLD_SECONDS_MOST).ok_or_else(|| {
+        de::Error::custom(format!("expected at most {HOLD_SECONDS_MOST} in `hold_seconds`, found {seconds}"))
+    })
 }
 
 /// `instance_id`.

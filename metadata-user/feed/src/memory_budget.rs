@@ -31,6 +31,8 @@ use crate::registry::RecordId;
 pub const DEFAULT_BYTES: usize = 2 << 30;
 /// Least bytes for records in a small control group: about 300 VMs with small user-data.
 pub const LEAST_BYTES: usize = 16 << 20;
+/// Most bytes for records that a configuration may name.
+pub const MOST_BYTES: usize = 1 << 40;
 /// Bytes of the control group for everything else: the program, tables, VMIs (at most 32 MiB), pages of the API
 /// server's lists, and records during rendering.
 pub const RESERVED_BYTES: usize = 128 << 20;

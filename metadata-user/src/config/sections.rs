@@ -2,19 +2,23 @@
 
 use metadata_common::maps;
 use metadata_content::record;
+#[cfg(feature = "kubevirt")]
+use metadata_content::record::ServeLimits;
 use metadata_datapath::sandbox;
 use metadata_feed::memory_budget;
 use metadata_feed::memory_budget::{WORKER_BYTES, cgroup};
 use metadata_feed::registry::MAX_RECORDS;
 use metadata_signer::jwt::{LIFETIME_LEAST, LIFETIME_MOST};
 use metadata_signer::{Algorithm, CertificateFiles};
-use metadata_steer::HUB_PREFIX_MAX;
+use metadata_steer::{HUB_PREFIX_MAX, PortLimits};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use super::{Config, ConfigError, PAGE_HOSTS};
+use super::{Config, ConfigError, DRAIN_SECONDS_MOST, PAGE_HOSTS, ROTATE_DAYS_MOST, SPIN_US_MOST};
 use crate::logging::LogFilter;
+use crate::service::audit::AuditConfig;
 
 /// How the kernel treats system calls and capabilities that serving does not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize, clap::ValueEnum)]
@@ -144,8 +148,6 @@ const URL_BYTES: usize = 255;
 const TRUST_DOMAIN_BYTES: usize = 255;
 /// Longest time that a key may be published before it signs, in hours.
 const PUBLISH_HOURS_MOST: u32 = 720;
-/// Longest interval of rotation, in days.
-const ROTATE_DAYS_MOST: u32 = 3_650;
 
 /// Returns whether the text is an `https` URL without user, query and fragment (OpenID Connect Discovery 1.0 section
 /// 3).
@@ -265,24 +267,54 @@ impl Config {
             let wanted = "at least 1 when connections_per_second is set";
             return value("limits.connection_burst", wanted.into(), "0".into());
         }
-        let record::RecordLimits { metadata_keys: keys, metadata_chars: chars, .. } = self.record_limits();
-        for (field, found, most) in [
-            ("metadata.keys", keys, record::RecordLimits::METADATA_KEYS_MOST),
-            ("metadata.chars", chars, record::RecordLimits::METADATA_CHARS_MOST),
-        ] {
-            if found > most {
-                return value(field, format!("at most {most}"), found.to_string());
-            }
+        self.validate_numbers()
+    }
+
+    /// Validates the numbers that have a range of their own.
+    fn validate_numbers(&self) -> Result<(), ConfigError> {
+        type Row = (&'static str, u64, RangeInclusive<u64>);
+        let row = |field, found: u32, least: u32, most: u32| -> Row {
+            (field, found.into(), least.into()..=most.into())
+        };
+        let size = |field, found: usize, least: usize, most: usize| -> Row {
+            (field, found as u64, least as u64..=most as u64)
+        };
+        let PortLimits { frames_per_second, burst, connections_per_second, connection_burst } = self.limits;
+        let record_memory = self.record_memory.unwrap_or(memory_budget::LEAST_BYTES);
+        let rows = [
+            size("record_memory", record_memory, memory_budget::LEAST_BYTES, memory_budget::MOST_BYTES),
+            size("api.instances", self.api().instances, 1, MAX_RECORDS),
+            size("metadata.keys", self.metadata.keys, 0, record::RecordLimits::METADATA_KEYS_MOST),
+            size("metadata.chars", self.metadata.chars, 0, record::RecordLimits::METADATA_CHARS_MOST),
+            row("limits.frames_per_second", frames_per_second, 0, PortLimits::RATE_MOST),
+            row("limits.burst", burst, 0, PortLimits::RATE_MOST),
+            row("limits.connections_per_second", connections_per_second, 0, PortLimits::RATE_MOST),
+            row("limits.connection_burst", connection_burst, 0, PortLimits::RATE_MOST),
+            row("audit.sample", self.audit.sample, 1, AuditConfig::SAMPLE_MOST),
+            row("audit.max_megabytes", self.audit.max_megabytes, 0, AuditConfig::MEGABYTES_MOST),
+            row("audit.keep", self.audit.keep, 0, AuditConfig::KEEP_MOST),
+            row("drain_seconds", self.drain_seconds, 0, DRAIN_SECONDS_MOST),
+            row("rotate_token_key_days", self.rotate_token_key_days, 1, ROTATE_DAYS_MOST),
+            row("spin_us", self.spin_us, 0, SPIN_US_MOST),
+        ];
+        #[cfg(feature = "kubevirt")]
+        let rows = rows.into_iter().chain(self.kubevirt.iter().flat_map(|kubevirt| {
+            let ServeLimits { burst, rps, conns, user_data } = kubevirt.serve.limits;
+            [
+                row("kubevirt.serve.limits.burst", burst, 1, ServeLimits::REQUESTS_MOST),
+                row("kubevirt.serve.limits.rps", rps, 1, ServeLimits::REQUESTS_MOST),
+                row("kubevirt.serve.limits.conns", conns, 1, ServeLimits::CONNECTIONS_MOST),
+                row("kubevirt.serve.limits.user_data", user_data, 0, record::USER_DATA_MAX),
+            ]
+        }));
+        match rows.into_iter().find(|(_, found, range)| !range.contains(found)) {
+            None => Ok(()),
+            Some((field, found, range)) => Err(ConfigError::Value {
+                field,
+                expected: format!("{} to {}", range.start(), range.end()),
+                found: found.to_string(),
+            }),
         }
-        if let Some(found) = self.record_memory.filter(|bytes| *bytes < memory_budget::LEAST_BYTES) {
-            let least = format!("at least {} bytes", memory_budget::LEAST_BYTES);
-            return value("record_memory", least, found.to_string());
-        }
-        let instances = self.api().instances;
-        if !(1..=MAX_RECORDS).contains(&instances) {
-            return value("api.instances", format!("1 to {MAX_RECORDS}"), instances.to_string());
-        }
-        Ok(())
     }
 
     fn validate_addresses(&self) -> Result<(), ConfigError> {

@@ -46,13 +46,23 @@ use tracing::warn;
 pub struct AuditConfig {
     /// A file, made with mode 0600, or `stderr`; `null` (default) writes nothing.
     pub to: Option<PathBuf>,
-    /// Under load, record one in this many successful answers of each VM; 16 by default. 1 records all that fit.
+    /// Under load, record one in this many successful answers of each VM, 1 to [`AuditConfig::SAMPLE_MOST`]; 16 by
+    /// default. 1 records all that fit.
     pub sample: u32,
-    /// Size in MiB at which the file is rotated, 64 by default. 0 leaves rotation to another program, which must then
-    /// send SIGHUP.
+    /// Size in MiB at which the file is rotated, 64 by default, at most [`AuditConfig::MEGABYTES_MOST`]. 0 leaves
+    /// rotation to another program, which must then send SIGHUP.
     pub max_megabytes: u32,
-    /// Number of rotated files to keep (`FILE.1` is the newest), 4 by default.
+    /// Number of rotated files to keep (`FILE.1` is the newest), 4 by default, at most [`AuditConfig::KEEP_MOST`].
     pub keep: u32,
+}
+
+impl AuditConfig {
+    /// Largest value of `sample`.
+    pub const SAMPLE_MOST: u32 = 65_535;
+    /// Largest value of `max_megabytes`.
+    pub const MEGABYTES_MOST: u32 = 1_000_000;
+    /// Largest value of `keep`.
+    pub const KEEP_MOST: u32 = 1_000;
 }
 
 impl Default for AuditConfig {

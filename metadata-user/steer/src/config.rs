@@ -24,14 +24,20 @@ pub enum SteeringMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PortLimits {
-    /// Frames per second in the long run; 0 means no limit.
+    /// Frames per second in the long run, at most [`PortLimits::RATE_MOST`]; 0 means no limit.
     pub frames_per_second: u32,
-    /// Frames at once after a pause.
+    /// Frames at once after a pause, at most [`PortLimits::RATE_MOST`].
     pub burst: u32,
-    /// New connections per second in the long run. Each SYN counts, retransmitted ones too. 0 means no limit.
+    /// New connections per second in the long run, at most [`PortLimits::RATE_MOST`]. Each SYN counts, retransmitted
+    /// ones too. 0 means no limit.
     pub connections_per_second: u32,
-    /// New connections at once after a pause.
+    /// New connections at once after a pause, at most [`PortLimits::RATE_MOST`].
     pub connection_burst: u32,
+}
+
+impl PortLimits {
+    /// Largest value of each.
+    pub const RATE_MOST: u32 = 100_000_000;
 }
 
 impl Default for PortLimits {

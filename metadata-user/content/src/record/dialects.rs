@@ -345,14 +345,21 @@ impl<'de> Deserialize<'de> for AbsentSeed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct ServeLimits {
-    /// Requests that may arrive at once, 1 or more; 400 by default.
+    /// Requests that may arrive at once, 1 to [`ServeLimits::REQUESTS_MOST`]; 400 by default.
     pub burst: u32,
-    /// Sustained requests per second, 1 or more; 100 by default.
+    /// Sustained requests per second, 1 to [`ServeLimits::REQUESTS_MOST`]; 100 by default.
     pub rps: u32,
-    /// Concurrent connections, 1 or more; 128 by default. Each NIC has at most 128.
+    /// Concurrent connections, 1 to [`ServeLimits::CONNECTIONS_MOST`]; 128 by default. Each NIC has at most 128.
     pub conns: u32,
     /// Size of user-data and of each vendor-data in bytes, at most 1048576; 65536 by default.
     pub user_data: u32,
+}
+
+impl ServeLimits {
+    /// Largest value of `burst` and `rps`.
+    pub const REQUESTS_MOST: u32 = 1_000_000;
+    /// Largest value of `conns`.
+    pub const CONNECTIONS_MOST: u32 = 65_535;
 }
 
 impl Default for ServeLimits {

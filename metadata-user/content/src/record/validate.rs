@@ -510,11 +510,17 @@ impl Validator<'_> {
         if serve.dialects.as_ref().is_some_and(Vec::is_empty) {
             self.warn(&way!["serve", "dialects"], "an empty list: nothing is served to this VM");
         }
-        let limits =
-            [("burst", serve.limits.burst), ("rps", serve.limits.rps), ("conns", serve.limits.conns)];
-        if let Some((name, _)) = limits.into_iter().find(|(_, value)| *value == 0) {
+        let ServeLimits { burst, rps, conns, .. } = serve.limits;
+        let limits = [
+            ("burst", burst, ServeLimits::REQUESTS_MOST),
+            ("rps", rps, ServeLimits::REQUESTS_MOST),
+            ("conns", conns, ServeLimits::CONNECTIONS_MOST),
+        ];
+        if let Some((name, value, most)) =
+            limits.into_iter().find(|(_, value, most)| !(1..=*most).contains(value))
+        {
             let here = way!["serve", "limits", name];
-            return self.refuse(&here, "1 or more", 0, "leave it out for the default");
+            return self.refuse(&here, format_args!("1 to {most}"), value, "leave it out for the default");
         }
         let most = ServeLimits::default().conns.saturating_mul(record.network.nics.len().max(1) as u32);
         if serve.limits.conns > most {
