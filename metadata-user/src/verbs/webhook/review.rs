@@ -93,7 +93,7 @@ struct Response {
 pub struct ReviewResponse {
     /// The body to send.
     pub body: Vec<u8>,
-    /// `<namespace>/<name>` of the changed object, and the paths that change.
+    /// `<namespace>/<name>` of the changed object (`<prefix>*` before it has a name), and the paths that change.
     pub changed: Option<(String, Vec<String>)>,
 }
 
@@ -119,6 +119,7 @@ pub fn answer(body: &[u8], judge: DecideChanges) -> Result<ReviewResponse, Revie
         _ => ObjectChanges::default(),
     };
     let patch = (!judged.changes.is_empty()).then(|| serde_json::to_vec(&judged.changes)).transpose()?;
+    let name = name_of(&request);
     let response = Response {
         uid: request.uid,
         allowed: true,
@@ -127,12 +128,17 @@ pub fn answer(body: &[u8], judge: DecideChanges) -> Result<ReviewResponse, Revie
         warnings: judged.warnings,
     };
     let paths: Vec<_> = judged.changes.into_iter().map(|change| change.path).collect();
-    // A new pod may have only a prefix from which its name will be generated.
-    let generated = request.object["metadata"]["generateName"].as_str().unwrap_or_default();
-    let name = if request.name.is_empty() { generated } else { &*request.name };
     let changed = (!paths.is_empty()).then(|| (format!("{}/{name}", request.namespace), paths));
     let body = serde_json::to_vec(&Answer { api_version: VERSION, kind: KIND, response })?;
     Ok(ReviewResponse { body, changed })
+}
+
+/// The object's name. A new object may have only a prefix, from which the API server generates the name later.
+fn name_of(request: &Request) -> String {
+    let of = |field: &str| request.object["metadata"][field].as_str().filter(|name| !name.is_empty());
+    let given = Some(&*request.name).filter(|name| !name.is_empty()).or_else(|| of("name"));
+    let generated = || of("generateName").map(|prefix| format!("{prefix}*"));
+    given.map(str::to_owned).or_else(generated).unwrap_or_else(|| "(unnamed)".into())
 }
 
 // Decides the changes to a VirtualMachine. The functions are pure.
@@ -382,6 +388,22 @@ mod tests {
         let patch: Value = serde_json::from_slice(&patch).expect("JSON");
         assert_eq!(patch[0]["op"], "add");
         assert_eq!(reviewed.changed.expect("changed").0, "n/vm-a");
+    }
+
+    #[test]
+    fn the_log_names_an_object_also_before_it_has_its_name() {
+        for (name, metadata, expected) in [
+            ("vm-a", json!({"generateName": "vm-"}), "n/vm-a"),
+            ("", json!({"name": "vm-b", "generateName": "vm-"}), "n/vm-b"),
+            ("", json!({"name": "", "generateName": "virt-launcher-vm-a-"}), "n/virt-launcher-vm-a-*"),
+            ("", json!({}), "n/(unnamed)"),
+        ] {
+            let mut question = review("CREATE", &json!({"imds.kubevirt.io/enabled": "true"}));
+            question["request"]["name"] = json!(name);
+            question["request"]["object"]["metadata"] = metadata;
+            let changed = answer(question.to_string().as_bytes()).expect("an answer").changed;
+            assert_eq!(changed.expect("changed").0, expected);
+        }
     }
 
     #[test]
