@@ -16,6 +16,7 @@
 use anyhow::{Context as _, Result, ensure};
 use metadata_common::mac::Mac;
 use metadata_feed::pods::NicNames;
+use metadata_links::mounts::{self, MountEntry};
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::os::unix::process::CommandExt as _;
@@ -125,9 +126,9 @@ fn remove(group: &Path) -> io::Result<()> {
 
 /// The mount point of cgroup version 2 (proc_pid_mountinfo(5)).
 fn mounted() -> Result<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    let line = mounts.lines().find(|line| line.contains(" - cgroup2 ")).context("no cgroup2 is mounted")?;
-    Ok(line.split(' ').nth(4).context("a mount without a mount point")?.into())
+    let mounts = fs::read_to_string(mounts::OWN)?;
+    let mount = MountEntry::all(&mounts).find(|mount| mount.kind == "cgroup2");
+    Ok(mount.context("no cgroup2 is mounted")?.at)
 }
 
 // A simulated kubelet directory of pods, with volumes in kubelet's layout.

@@ -3,54 +3,12 @@
 //! A service manager may give an agent a mount namespace of its own, where a later mount of the node need not appear.
 //! The next agent starts from the mounts of process 1, and then looks for the pins there.
 
-use std::os::unix::ffi::OsStringExt as _;
+use metadata_links::mounts::MountEntry;
+pub(super) use metadata_links::mounts::OWN;
 use std::path::{Path, PathBuf};
 
-/// The mounts that this process sees.
-pub(super) const OWN: &str = "/proc/self/mountinfo";
 /// The mounts from which a service manager starts the next agent.
 pub(super) const INIT: &str = "/proc/1/mountinfo";
-
-/// A line of mountinfo (proc_pid_mountinfo(5)):
-/// `36 35 0:33 /root /mount/point rw,noatime shared:1 - bpf bpf rw,mode=700`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct MountEntry {
-    id: u64,
-    /// The mount that this one is mounted on.
-    parent: u64,
-    /// Numbers of the device, `major:minor`.
-    device: String,
-    /// The directory of the file system that is mounted.
-    root: PathBuf,
-    at: PathBuf,
-    /// The kind of file system.
-    kind: String,
-}
-
-impl MountEntry {
-    fn parse(line: &str) -> Option<Self> {
-        let (mount, system) = line.split_once(" - ")?;
-        let kind = system.split(' ').next()?.to_owned();
-        let mut words = mount.split(' ');
-        let id = words.next()?.parse().ok()?;
-        let parent = words.next()?.parse().ok()?;
-        let device = words.next()?.to_owned();
-        Some(Self { id, parent, device, root: unescaped(words.next()?), at: unescaped(words.next()?), kind })
-    }
-}
-
-/// A path in which the kernel wrote blanks and backslashes as `\` and three octal digits.
-fn unescaped(text: &str) -> PathBuf {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let code = after.get(..3).and_then(|code| std::str::from_utf8(code).ok());
-        let code = code.filter(|_| *first == b'\\').and_then(|code| u8::from_str_radix(code, 8).ok());
-        bytes.push(code.unwrap_or(*first));
-        rest = if code.is_some() { &after[3..] } else { after };
-    }
-    std::ffi::OsString::from_vec(bytes).into()
-}
 
 /// Where a path leads: a place in a file system, and the mount through which it leads there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,7 +89,7 @@ impl PinMounts {
 
     /// The mount that leads elsewhere, unless the pins' file system is not mounted any more.
     fn upper(&self, text: &str, place: Option<MountedPlace>) -> Option<(String, PathBuf)> {
-        let is_mounted = text.lines().filter_map(MountEntry::parse).any(|one| one.device == self.device);
+        let is_mounted = MountEntry::all(text).any(|one| one.device == self.device);
         place.filter(|_| is_mounted).map(|MountedPlace { kind, at, .. }| (kind, at))
     }
 }
@@ -142,8 +100,7 @@ fn read(mounts: &str) -> Option<String> {
 
 /// Where an absolute path without links leads by the text of a mountinfo file.
 fn place_in(text: &str, path: &Path) -> Option<MountedPlace> {
-    let above: Vec<_> =
-        text.lines().filter_map(MountEntry::parse).filter(|one| path.starts_with(&one.at)).collect();
+    let above: Vec<_> = MountEntry::all(text).filter(|one| path.starts_with(&one.at)).collect();
     let is_root = |one: &&MountEntry| above.iter().all(|other| other.id != one.parent || other.id == one.id);
     let mut now = above.iter().find(is_root)?;
     // Each step goes to a mount on the present one, so there are at most as many as mounts.
@@ -159,7 +116,7 @@ fn place_in(text: &str, path: &Path) -> Option<MountedPlace> {
 
 #[cfg(test)]
 mod tests {
-    use super::{PinCover, PinMounts, place_in, unescaped};
+    use super::{PinCover, PinMounts, place_in};
     use std::path::Path;
 
     const NODE: &str = "\
@@ -212,15 +169,6 @@ mod tests {
         let spaced = place_in(NODE, Path::new("/var/lib/a b/pins")).expect("a place");
         assert_eq!((&*spaced.device, &*spaced.inner), ("0:40", Path::new("/pins")));
         assert_eq!(place_in("", path), None);
-    }
-
-    #[test]
-    fn octal_escapes_are_characters_again() {
-        for (text, path) in
-            [("/a", "/a"), ("/a\\040b\\134c", "/a b\\c"), ("/a\\9", "/a\\9"), ("/a\\", "/a\\")]
-        {
-            assert_eq!(unescaped(text), Path::new(path));
-        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Control groups for processes under measurement, in either version (Linux: Documentation/admin-guide/cgroup-v2.rst).
 
 use anyhow::{Context as _, Result, bail};
+use metadata_links::mounts::{MountEntry, OWN};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,16 +14,16 @@ const PREFIX: &str = "xdp-imds-lab-";
 
 /// The version of control groups that has a controller on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Version {
-    One,
-    Two,
+pub(crate) enum CgroupVersion {
+    V1,
+    V2,
 }
 
 /// A control group. Removed on drop, which waits until no process is in it.
 #[derive(Debug)]
 pub(crate) struct ControlGroup {
     path: PathBuf,
-    pub(crate) version: Version,
+    pub(crate) version: CgroupVersion,
 }
 
 impl ControlGroup {
@@ -45,8 +46,8 @@ impl ControlGroup {
     pub(crate) fn with_weight(name: &str, weight: u32) -> Result<Self> {
         let group = Self::new("cpu", name)?;
         match group.version {
-            Version::One => group.write("cpu.shares", &shares(weight).to_string())?,
-            Version::Two => group.write("cpu.weight", &weight.to_string())?,
+            CgroupVersion::V1 => group.write("cpu.shares", &shares(weight).to_string())?,
+            CgroupVersion::V2 => group.write("cpu.weight", &weight.to_string())?,
         }
         Ok(group)
     }
@@ -100,16 +101,17 @@ fn sweep(parent: &Path) {
 }
 
 /// Returns a directory for groups of a controller.
-fn find(controller: &str) -> Result<(PathBuf, Version)> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    if let Some(root) = mount_point(&mounts, "cgroup2", "")
-        && fs::read_to_string(root.join("cgroup.subtree_control"))
-            .is_ok_and(|controllers| controllers.split_whitespace().any(|it| it == controller))
-    {
-        return Ok((root, Version::Two));
-    }
-    if let Some(root) = mount_point(&mounts, "cgroup", controller) {
-        return Ok((root, Version::One));
+fn find(controller: &str) -> Result<(PathBuf, CgroupVersion)> {
+    let mounts: Vec<_> = MountEntry::all(&fs::read_to_string(OWN)?).collect();
+    let has_controller = |root: &Path| {
+        let controllers = fs::read_to_string(root.join("cgroup.subtree_control")).unwrap_or_default();
+        controllers.split_whitespace().any(|it| it == controller)
+    };
+    let v2 = mounts.iter().find(|mount| mount.kind == "cgroup2").filter(|mount| has_controller(&mount.at));
+    let v1 = || mounts.iter().find(|mount| mount.kind == "cgroup" && mount.has(controller));
+    let v2 = v2.map(|mount| (mount.at.clone(), CgroupVersion::V2));
+    if let Some(found) = v2.or_else(|| v1().map(|mount| (mount.at.clone(), CgroupVersion::V1))) {
+        return Ok(found);
     }
     bail!(
         "this machine has no control groups with the controller `{controller}`; mount cgroup2 with `+{controller}` in \
@@ -117,34 +119,9 @@ fn find(controller: &str) -> Result<(PathBuf, Version)> {
     )
 }
 
-/// Finds a mount of a type with an option of the file system (proc_pid_mountinfo(5)).
-fn mount_point(mounts: &str, kind: &str, option: &str) -> Option<PathBuf> {
-    let found = mounts.lines().find_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        let mut right = right.split(' ');
-        let is_kind = right.next() == Some(kind);
-        let options = right.nth(1).unwrap_or_default();
-        let fits = option.is_empty() || options.split(',').any(|word| word == option);
-        (is_kind && fits).then(|| left.split(' ').nth(4)).flatten()
-    });
-    found.map(|path| Path::new(path).to_owned())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
-    use super::{mount_point, shares};
-
-    #[test]
-    fn the_mount_of_a_controller_is_found_by_type_and_option() {
-        let mounts = "30 25 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
-                      31 25 0:27 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n\
-                      32 25 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
-        assert_eq!(mount_point(mounts, "cgroup", "memory"), Some(PathBuf::from("/sys/fs/cgroup/memory")));
-        assert_eq!(mount_point(mounts, "cgroup2", ""), Some(PathBuf::from("/sys/fs/cgroup/unified")));
-        assert_eq!(mount_point(mounts, "cgroup", "pids"), None);
-    }
+    use super::shares;
 
     #[test]
     fn weights_of_both_versions_mean_the_same() {

@@ -1,5 +1,6 @@
 //! The memory limit of the control group the agent runs in.
 
+use metadata_links::mounts::{MountEntry, OWN};
 use std::path::{Path, PathBuf};
 
 /// This value and larger ones mean no limit: cgroup version 1 writes the largest number of whole pages in an `i64`.
@@ -14,7 +15,7 @@ pub const VARIABLE: &str = "XDP_IMDS_MEMORY_LIMIT";
 #[must_use]
 pub fn memory_limit() -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
-    let files = read(Path::new("/proc/self/cgroup")).zip(read(Path::new("/proc/self/mountinfo")));
+    let files = read(Path::new("/proc/self/cgroup")).zip(read(Path::new(OWN)));
     let found = files.and_then(|(groups, mounts)| limit(&groups, &mounts, &read));
     let given = std::env::var(VARIABLE).ok().and_then(|text| text.trim().parse().ok());
     found.into_iter().chain(given.filter(|limit| *limit > 0)).min()
@@ -23,37 +24,29 @@ pub fn memory_limit() -> Option<u64> {
 /// Like [`memory_limit`], with the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`, and a function that reads a
 /// file.
 fn limit(groups: &str, mounts: &str, read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
-    let mounts = mounts.lines().filter_map(Mount::of);
-    let limits = mounts.flat_map(|mount| {
-        let group = groups.lines().find_map(|line| mount.group(line));
-        group.into_iter().flat_map(move |group| mount.limits(&group, read)).collect::<Vec<_>>()
+    let mounts = MountEntry::all(mounts).filter_map(Hierarchy::of);
+    let limits = mounts.flat_map(|hierarchy| {
+        let group = groups.lines().find_map(|line| hierarchy.group(line));
+        group.into_iter().flat_map(move |group| hierarchy.limits(&group, read)).collect::<Vec<_>>()
     });
     limits.filter(|limit| *limit < UNLIMITED).min()
 }
 
 /// A mounted hierarchy with the memory controller.
-struct Mount {
-    /// The mounted group, as the hierarchy names it.
-    root: PathBuf,
-    at: PathBuf,
+struct Hierarchy {
+    mount: MountEntry,
     /// True for cgroup version 2.
     unified: bool,
 }
 
-impl Mount {
-    /// Parses a line of mountinfo (proc_pid_mountinfo(5)):
-    /// `36 35 98:0 /root /mount/point rw,noatime shared:1 - cgroup cgroup rw,memory`.
-    fn of(line: &str) -> Option<Self> {
-        let (mount, system) = line.split_once(" - ")?;
-        let mut system = system.split(' ');
-        let unified = match system.next()? {
+impl Hierarchy {
+    fn of(mount: MountEntry) -> Option<Self> {
+        let unified = match &*mount.kind {
             "cgroup2" => true,
-            "cgroup" if system.nth(1)?.split(',').any(|option| option == "memory") => false,
+            "cgroup" if mount.has("memory") => false,
             _ => return None,
         };
-        let mut words = mount.split(' ').skip(3);
-        let (root, at) = (words.next()?, words.next()?);
-        Some(Self { root: root.into(), at: at.into(), unified })
+        Some(Self { mount, unified })
     }
 
     /// The process's group in this hierarchy, from a line of `/proc/self/cgroup` (cgroups(7)):
@@ -71,10 +64,10 @@ impl Mount {
     /// The limits of a group and of the mounted groups above it.
     fn limits(&self, group: &Path, read: &dyn Fn(&Path) -> Option<String>) -> Vec<u64> {
         // In its own cgroup namespace a container sees its group as the root, and a path of the host does not exist.
-        let below = group.strip_prefix(&self.root).unwrap_or(Path::new(""));
+        let below = group.strip_prefix(&self.mount.root).unwrap_or(Path::new(""));
         let below = if below.is_absolute() { Path::new("") } else { below };
         let file = if self.unified { "memory.max" } else { "memory.limit_in_bytes" };
-        let groups = below.ancestors().map(|group| self.at.join(group).join(file));
+        let groups = below.ancestors().map(|group| self.mount.at.join(group).join(file));
         groups.filter_map(|file| read(&file)?.trim().parse().ok()).collect()
     }
 }

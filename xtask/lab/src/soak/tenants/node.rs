@@ -26,7 +26,7 @@ use support::tap_client::storm_until;
 use support::{agent, host};
 use tempfile::TempDir;
 
-use crate::control_group::{ControlGroup, Version};
+use crate::control_group::{CgroupVersion, ControlGroup};
 
 /// The name of the node.
 const NODE: &str = "n1";
@@ -310,8 +310,8 @@ impl MemoryGroup {
     pub(super) fn new(limit: u64) -> Result<Self> {
         let group = ControlGroup::new("memory", "tenants")?;
         let (most, swap) = match group.version {
-            Version::One => ("memory.limit_in_bytes", "memory.swappiness"),
-            Version::Two => ("memory.max", "memory.swap.max"),
+            CgroupVersion::V1 => ("memory.limit_in_bytes", "memory.swappiness"),
+            CgroupVersion::V2 => ("memory.max", "memory.swap.max"),
         };
         group.write(most, &limit.to_string())?;
         // As for a container of Kubernetes: no swap. A kernel may lack these files.
@@ -324,8 +324,8 @@ impl MemoryGroup {
     /// Describes the limit for the report.
     pub(super) fn kind(&self) -> &'static str {
         match self.0.version {
-            Version::One => "cgroup v1",
-            Version::Two => "cgroup v2",
+            CgroupVersion::V1 => "cgroup v1",
+            CgroupVersion::V2 => "cgroup v2",
         }
     }
 
@@ -333,12 +333,12 @@ impl MemoryGroup {
     pub(super) fn usage(&self) -> Result<Usage> {
         let stat = self.0.read("memory.stat")?;
         Ok(match self.0.version {
-            Version::One => Usage {
+            CgroupVersion::V1 => Usage {
                 anonymous: field(&stat, "total_rss").context("memory.stat has no total_rss")?,
                 peak: number(&self.0.read("memory.max_usage_in_bytes")?),
                 killed: field(&self.0.read("memory.oom_control")?, "oom_kill").unwrap_or_default(),
             },
-            Version::Two => Usage {
+            CgroupVersion::V2 => Usage {
                 anonymous: field(&stat, "anon").context("memory.stat has no anon")?,
                 // Linux 5.19
                 peak: self.0.read("memory.peak").map_or(0, |text| number(&text)),
