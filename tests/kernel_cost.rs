@@ -45,11 +45,8 @@ fn measure(programs: &mut Programs, frame: &[u8]) -> f64 {
     (after - before).as_nanos() as f64 / (all - runs) as f64
 }
 
-#[test]
+#[privileged::test]
 fn an_answer_costs_little_more_than_steering() {
-    if !privileged::or_skip() {
-        return;
-    }
     let v4 = |flags| frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, flags));
     let v6 = |flags| frames::frame(&[], ethernet::IPV6, &frames::tcp6(SERVED_V6, flags));
     let cases = [

@@ -162,11 +162,8 @@ fn taps(pod: &Pod) -> Vec<&str> {
 
 const NOWHERE: &str = "/nonexistent";
 
-#[test]
+#[privileged::test(allowed)]
 fn a_launcher_is_found_by_its_socket_even_if_its_path_is_long() {
-    if !allowed() {
-        return;
-    }
     let (node, uid) = (Node::new(), uid());
     let pod = Namespace::new("pod").expect("a namespace");
     run(async {
@@ -180,11 +177,8 @@ fn a_launcher_is_found_by_its_socket_even_if_its_path_is_long() {
     });
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn an_absent_launcher_is_reported_once() {
-    if !allowed() {
-        return;
-    }
     let (node, uid) = (Node::new(), uid());
     run(async {
         let (_pods, mut events) = follow(node.places(), &uid);
@@ -195,11 +189,8 @@ fn an_absent_launcher_is_reported_once() {
     });
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn a_launcher_that_does_not_listen_is_found_by_control_group_and_name() {
-    if !allowed() {
-        return;
-    }
     let node = Node::new();
     let pod = Namespace::new("pod").expect("a namespace");
     for driver in [Driver::Systemd, Driver::Cgroupfs] {
@@ -217,11 +208,8 @@ fn a_launcher_that_does_not_listen_is_found_by_control_group_and_name() {
     }
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn no_process_of_another_pod_is_mistaken_for_the_launcher() {
-    if !allowed() {
-        return;
-    }
     let node = Node::new();
     let [mine, theirs] = [uid(), uid()];
     let pod = Namespace::new("pod").expect("a namespace");
@@ -249,11 +237,8 @@ fn no_process_of_another_pod_is_mistaken_for_the_launcher() {
     });
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn a_symbolic_link_to_a_launchers_socket_is_not_followed() {
-    if !allowed() {
-        return;
-    }
     let (node, uid) = (Node::new(), uid());
     let pod = Namespace::new("pod").expect("a namespace");
     let _launcher = node.launch(&pod, &uid, How::default());
@@ -350,11 +335,8 @@ fn has_nic(pod: &Pod, name: &str) -> bool {
     pod.nics.iter().any(|nic| nic.name == name && nic.mac == MAC)
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn both_bindings_show_one_tap_and_the_guests_mac() {
-    if !allowed() {
-        return;
-    }
     let node = Node::new();
     for binding in [Binding::Masquerade, Binding::Bridge] {
         let uid = uid();
@@ -378,11 +360,8 @@ fn both_bindings_show_one_tap_and_the_guests_mac() {
     }
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn later_and_secondary_taps_and_their_removal_are_reported() {
-    if !allowed() {
-        return;
-    }
     let (node, uid) = (Node::new(), uid());
     let network = PodNetwork::new(&node.ns).expect("a pod");
     let _launcher = node.launch(network.ns(), &uid, How::default());
@@ -409,11 +388,8 @@ fn later_and_secondary_taps_and_their_removal_are_reported() {
     });
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn a_macvtap_is_reported_as_such_and_not_as_a_tap() {
-    if !allowed() {
-        return;
-    }
     let (node, uid) = (Node::new(), uid());
     let network = PodNetwork::new(&node.ns).expect("a pod");
     network.add_nic(&primary(), MAC).expect("a NIC");
@@ -431,11 +407,8 @@ fn a_macvtap_is_reported_as_such_and_not_as_a_tap() {
     });
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn queues_that_a_guest_opens_or_closes_later_are_reported() {
-    if !allowed() {
-        return;
-    }
     let (node, uid) = (Node::new(), uid());
     let network = PodNetwork::new(&node.ns).expect("a pod");
     network.add_nic(&primary(), MAC).expect("a NIC");
@@ -494,11 +467,8 @@ fn write_token(kubelet: &Kubelet, uid: &PodUid, token: &str) {
     fs::set_permissions(&token, Permissions::from_mode(0o600)).expect("private");
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn the_daemonsets_capabilities_suffice_to_find_follow_and_read_a_pod() {
-    if !allowed() {
-        return;
-    }
     let (node, uid) = (Node::new(), uid());
     let network = PodNetwork::new(&node.ns).expect("a pod");
     network.add_nic(&primary(), MAC).expect("a NIC");
@@ -549,11 +519,8 @@ fn the_daemonsets_capabilities_suffice_to_find_follow_and_read_a_pod() {
     });
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn a_launchers_socket_needs_cap_dac_override() {
-    if !allowed() {
-        return;
-    }
     let (node, uid) = (Node::new(), uid());
     let network = PodNetwork::new(&node.ns).expect("a pod");
     let _launcher = node.launch(network.ns(), &uid, How::default());
@@ -572,11 +539,8 @@ fn a_launchers_socket_needs_cap_dac_override() {
     assert!(found_within(PATIENCE, GRANTED | CapabilitySet::DAC_OVERRIDE));
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn reading_another_users_token_needs_cap_dac_read_search() {
-    if !allowed() {
-        return;
-    }
     let (node, uid) = (Node::new(), uid());
     write_token(&node.kubelet, &uid, "first");
     let read = |capabilities| {
@@ -590,11 +554,8 @@ fn reading_another_users_token_needs_cap_dac_read_search() {
     assert!(read(GRANTED).expect("readable"));
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn a_volume_with_a_link_to_the_outside_is_refused() {
-    if !allowed() {
-        return;
-    }
     let (node, uid) = (Node::new(), uid());
     write_token(&node.kubelet, &uid, "first");
     let volume = node.kubelet.volume(uid.as_str(), Plugin::Projected, "imds-token");
@@ -631,11 +592,8 @@ fn expect_vanished(node: &Namespace, outer: &str) {
     .expect("the namespace vanishes");
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn the_end_of_a_launcher_is_reported_and_its_namespace_vanishes_despite_steering() {
-    if !allowed() {
-        return;
-    }
     let (node, uid) = (Node::new(), uid());
     let config = SteerConfig { served: vec![[169, 254, 169, 254].into()], ..SteerConfig::default() };
     let mut steering = node.ns.run_in(|| Steering::start(&config)).expect("steering starts");
@@ -673,11 +631,8 @@ fn the_end_of_a_launcher_is_reported_and_its_namespace_vanishes_despite_steering
     });
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn a_pod_that_is_no_longer_followed_does_not_keep_its_namespace() {
-    if !allowed() {
-        return;
-    }
     for drop_all in [false, true] {
         let (node, uid) = (Node::new(), uid());
         let network = PodNetwork::new(&node.ns).expect("a pod");
@@ -699,11 +654,8 @@ fn a_pod_that_is_no_longer_followed_does_not_keep_its_namespace() {
     }
 }
 
-#[test]
+#[privileged::test(allowed)]
 fn an_agent_that_serves_a_pod_releases_its_namespace_when_the_launcher_ends() {
-    if !allowed() {
-        return;
-    }
     let (node, uid, identity) = (Node::new(), uid(), Identity::of(0));
     let bpffs = Bpffs::mount().expect("a bpffs");
     let records = tempfile::tempdir().expect("a directory");

@@ -60,11 +60,8 @@ fn try_each<T>(cells: Vec<(String, T)>, run: impl Fn(T) -> Result<()>) {
     assert!(broken.is_empty(), "{}", broken.join("\n\n"));
 }
 
-#[test]
+#[privileged::test]
 fn faults_of_the_node_lose_nothing_acknowledged_and_pass() {
-    if !privileged::or_skip() {
-        return;
-    }
     let cells = Fault::ALL.into_iter().flat_map(|fault| Point::ALL.map(|point| (fault, point)));
     let named = cells.map(|(fault, point)| (format!("{fault:?}/{point:?}"), (fault, point))).collect();
     try_each(named, |(fault, point)| {
@@ -75,11 +72,8 @@ fn faults_of_the_node_lose_nothing_acknowledged_and_pass() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn damaged_files_cost_no_other_guest_anything_and_are_named() {
-    if !privileged::or_skip() {
-        return;
-    }
     let cells = Damage::ALL.into_iter().flat_map(|damage| Moment::ALL.map(|moment| (damage, moment)));
     let named = cells.map(|(damage, moment)| (format!("{damage:?}/{moment:?}"), (damage, moment))).collect();
     try_each(named, |(damage, moment)| damage_at(&Node::new()?, damage, moment));

@@ -92,11 +92,8 @@ fn assert_served(guest: &Guest, agent: &Agent<'_>) {
         .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
 }
 
-#[test]
+#[privileged::test]
 fn five_capabilities_suffice_to_serve_guests_here_and_in_pods_for_any_user() {
-    if !privileged::or_skip() {
-        return;
-    }
     let jail = Jail::new().expect("a copy of the agent");
     let mut few = NEEDED.to_vec();
     few.push(OF_PROCESSES);
@@ -134,11 +131,8 @@ fn five_capabilities_suffice_to_serve_guests_here_and_in_pods_for_any_user() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn an_agent_that_lacks_a_needed_capability_names_it_and_ends() {
-    if !privileged::or_skip() {
-        return;
-    }
     let jail = Jail::new().expect("a copy of the agent");
     let host = Host::new().expect("a node");
     let identity = Identity::of(0);
@@ -157,11 +151,8 @@ fn an_agent_that_lacks_a_needed_capability_names_it_and_ends() {
     drop(guest);
 }
 
-#[test]
+#[privileged::test]
 fn the_namespace_of_another_users_process_needs_cap_sys_ptrace() {
-    if !privileged::or_skip() {
-        return;
-    }
     let jail = Jail::new().expect("a copy of the agent");
     let host = Host::new().expect("a node");
     let identity = Identity::of(0);
@@ -180,11 +171,8 @@ fn the_namespace_of_another_users_process_needs_cap_sys_ptrace() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn four_capabilities_suffice_to_pin_and_inherit_links_and_maps_for_any_user() {
-    if !privileged::or_skip() {
-        return;
-    }
     let jail = Jail::new().expect("a copy of the agent");
     for user in [User::Root, User::PlainRoot, User::Nobody] {
         let host = Host::new().expect("a node");
@@ -220,11 +208,8 @@ fn four_capabilities_suffice_to_pin_and_inherit_links_and_maps_for_any_user() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn private_records_of_another_user_need_cap_dac_read_search() {
-    if !privileged::or_skip() {
-        return;
-    }
     let jail = Jail::new().expect("a copy of the agent");
     let host = Host::new().expect("a node");
     let identity = Identity::of(0);
@@ -243,11 +228,8 @@ fn private_records_of_another_user_need_cap_dac_read_search() {
     assert_served(&guest, &agent);
 }
 
-#[test]
+#[privileged::test]
 fn a_serving_agent_drops_the_capabilities_it_no_longer_needs() {
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     let identity = Identity::of(0);
     let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");

@@ -114,11 +114,8 @@ fn expect_user_data(guest: &Guest, text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[test]
+#[privileged::test]
 fn a_vm_is_registered_with_one_call_before_it_boots() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let _agent = node.agent_with_config("api: {}");
     let tap = node.host.tap(&identity, Shape::default()).expect("a tap");
@@ -153,11 +150,8 @@ fn a_vm_is_registered_with_one_call_before_it_boots() {
     .expect("the instance is removed");
 }
 
-#[test]
+#[privileged::test]
 fn a_waiting_call_is_answered_when_the_tap_appears_or_at_its_timeout() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let _agent = node.agent(&[]);
     let text = record(&identity, 1).to_string();
@@ -175,11 +169,8 @@ fn a_waiting_call_is_answered_when_the_tap_appears_or_at_its_timeout() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn a_registered_record_shadows_a_file_and_each_replaces_the_other_without_a_gap() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let guest = boot(&node, &identity);
     let mut file = record(&identity, 1);
@@ -226,11 +217,8 @@ fn a_registered_record_shadows_a_file_and_each_replaces_the_other_without_a_gap(
     assert!(!failed.load(Ordering::Relaxed), "a request failed");
 }
 
-#[test]
+#[privileged::test]
 fn a_vm_that_claims_the_mac_and_port_of_another_is_refused() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let guest = boot(&node, &identity);
     replace(&identity.path(&node.records()), &record(&identity, 1).to_string()).expect("a record file");
@@ -248,11 +236,8 @@ fn a_vm_that_claims_the_mac_and_port_of_another_is_refused() {
     guest.fetch_own(PATH, REQUEST).expect("the guest's own data as before");
 }
 
-#[test]
+#[privileged::test]
 fn only_one_of_several_clients_changes_the_same_version() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let _agent = node.agent(&[]);
     let (_, first) = node.ask("PUT", "/vm", &[], &record(&identity, 1).to_string());
@@ -266,11 +251,8 @@ fn only_one_of_several_clients_changes_the_same_version() {
     assert_eq!(statuses, [&[200][..], &[412; 7]].concat());
 }
 
-#[test]
+#[privileged::test]
 fn registered_instances_outlive_a_killed_agent() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let agent = node.agent_with_config("api: {}");
     let guest = boot(&node, &identity);
@@ -293,11 +275,8 @@ fn registered_instances_outlive_a_killed_agent() {
     drop(again);
 }
 
-#[test]
+#[privileged::test]
 fn registered_instances_and_ports_move_to_an_agent_that_takes_over() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let first = node.agent(&[]);
     let guest = boot(&node, &identity);
@@ -318,11 +297,8 @@ fn registered_instances_and_ports_move_to_an_agent_that_takes_over() {
     drop(second);
 }
 
-#[test]
+#[privileged::test]
 fn register_with_wait_waits_for_an_agent_that_is_still_starting() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let file = node.room.path().join("vm.yaml");
     replace(&file, &record(&identity, 1).to_string()).expect("a record");
@@ -337,11 +313,8 @@ fn register_with_wait_waits_for_an_agent_that_is_still_starting() {
     assert!(status.code() == Some(0) && said.contains("guest-0: registered, served"), "{status} {said}");
 }
 
-#[test]
+#[privileged::test]
 fn the_commands_report_their_outcome_and_a_remedy() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let file = node.room.path().join("vm.yaml");
     let file_name = file.to_str().expect("text");
@@ -428,11 +401,8 @@ fn the_commands_report_their_outcome_and_a_remedy() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn each_verb_prints_one_document_for_a_call_with_json() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let _agent = node.agent_with_config("api: {}");
     let file = node.room.path().join("vm.yaml");
@@ -457,11 +427,8 @@ fn each_verb_prints_one_document_for_a_call_with_json() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_name_that_nothing_has_is_refused_in_plain_words() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let mut record = record(&identity, 1);
     record["vm"]["name"] = json!("Windows Server");
@@ -514,11 +481,8 @@ fn curl(run: &Path, gid: &str, words: &[&str]) -> String {
     String::from_utf8_lossy(&stdout).lines().last().unwrap_or_default().to_owned()
 }
 
-#[test]
+#[privileged::test]
 fn a_permitted_group_registers_vms_and_reads_no_secrets() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     for path in [node.room.path().to_owned(), node.records()] {
         std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("a mode");
@@ -549,11 +513,8 @@ fn a_permitted_group_registers_vms_and_reads_no_secrets() {
     assert_eq!(node.ask("PUT", "/vm-0", &[], &record.to_string()).0, 200, "root may set a sink");
 }
 
-#[test]
+#[privileged::test]
 fn more_vms_than_may_wait_at_once_are_all_registered() {
-    if !privileged::or_skip() {
-        return;
-    }
     // Sixteen calls may wait at once; the others queue behind them until all taps appear.
     let node = Node::new();
     let _agent = node.agent(&[]);
@@ -587,11 +548,8 @@ fn more_vms_than_may_wait_at_once_are_all_registered() {
     drop(taps);
 }
 
-#[test]
+#[privileged::test]
 fn every_verb_finds_a_vm_that_is_not_served_and_gives_the_reason() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let [served, contested, unplaced, refused] = [0, 1, 2, 3].map(Identity::of);
     let _tap = node.host.tap(&served, Shape::default()).expect("a tap");
@@ -687,11 +645,8 @@ fn every_verb_finds_a_vm_that_is_not_served_and_gives_the_reason() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn doctor_sees_ports_and_datasources_of_the_records_that_only_the_agent_has() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let _agent = node.agent_with_config("api: {}");
     let pod = Namespace::new("pod").expect("a namespace");
@@ -710,11 +665,8 @@ fn doctor_sees_ports_and_datasources_of_the_records_that_only_the_agent_has() {
     assert!(line("ok    guests openstack").contains("one record"), "{text}");
 }
 
-#[test]
+#[privileged::test]
 fn a_hub_device_that_somebody_sets_down_is_told_and_comes_up_again() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let guest = boot(&node, &identity);
     replace(&identity.path(&node.records()), &record(&identity, 1).to_string()).expect("a record file");
@@ -734,11 +686,8 @@ fn a_hub_device_that_somebody_sets_down_is_told_and_comes_up_again() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn doctor_says_that_an_agent_hangs() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent(&[]);
     let signal = |name: &str| {
@@ -759,11 +708,8 @@ fn doctor_says_that_an_agent_hangs() {
     .expect("it answers again");
 }
 
-#[test]
+#[privileged::test]
 fn a_registration_whose_file_somebody_removed_is_written_again() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity) = (Node::new(), Identity::of(0));
     let agent = node.agent(&[]);
     let text = record(&identity, 1).to_string();
@@ -790,11 +736,8 @@ fn user_data(guest: &Guest) -> anyhow::Result<String> {
     Ok(fetched.text())
 }
 
-#[test]
+#[privileged::test]
 fn records_beyond_the_memory_limit_are_refused_until_others_are_removed() {
-    if !privileged::or_skip() {
-        return;
-    }
     let room = tempfile::tempdir().expect("a directory");
     let records = room.path().join("records");
     std::fs::create_dir(&records).expect("a directory");

@@ -90,11 +90,8 @@ fn read_to_end_of(stream: &mut TcpStream) -> Vec<u8> {
     rest
 }
 
-#[test]
+#[privileged::test]
 fn a_stopping_agent_completes_the_answers_to_requests_in_progress() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent(&node.config_text("records", "drain_seconds: 600"));
     let mut reader = node.connect();
@@ -124,11 +121,8 @@ fn a_stopping_agent_completes_the_answers_to_requests_in_progress() {
     assert!(status.success() && !said.contains("cut off"), "{status}\n{said}");
 }
 
-#[test]
+#[privileged::test]
 fn the_configured_time_or_a_second_signal_ends_draining() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     for (seconds, signals) in [(1, 1), (600, 2)] {
         let agent = node.agent(&node.config_text("records", &format!("drain_seconds: {seconds}")));
@@ -146,11 +140,8 @@ fn the_configured_time_or_a_second_signal_ends_draining() {
     assert!(agent.stop().expect("without connections the agent ends at once").success());
 }
 
-#[test]
+#[privileged::test]
 fn a_reload_applies_what_it_can_and_a_bad_configuration_changes_nothing() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     node.write_record(&node.room.path().join("others"), "y");
     let mut agent = node.agent(&node.config_text("records", ""));
@@ -222,11 +213,8 @@ fn a_reload_applies_what_it_can_and_a_bad_configuration_changes_nothing() {
     eventually(PATIENCE, gone).expect("the port is detached");
 }
 
-#[test]
+#[privileged::test]
 fn a_refused_configuration_and_a_moved_directory_are_problems_until_they_are_mended() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let path = |name: &str| node.room.path().join(name);
     node.write_record(&path("vms"), "x");

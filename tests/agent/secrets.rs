@@ -273,11 +273,8 @@ fn open_files(directory: &Path) -> Vec<String> {
     open
 }
 
-#[test]
+#[privileged::test]
 fn an_agent_at_log_level_trace_logs_no_secret_and_keeps_its_files_private() {
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");
     let identity = Identity::of(0);
@@ -334,11 +331,8 @@ fn an_agent_at_log_level_trace_logs_no_secret_and_keeps_its_files_private() {
     assert_eq!(open_files(&records.path().join("state")), Vec::<String>::new());
 }
 
-#[test]
+#[privileged::test]
 fn other_processes_of_the_agents_user_cannot_read_its_memory() {
-    if !privileged::or_skip() {
-        return;
-    }
     let jail = Jail::new().expect("a copy of the agent");
     let host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");

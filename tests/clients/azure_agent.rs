@@ -156,11 +156,8 @@ fn the_agents_port_opens_and_closes_with_the_record() {
     expect_open("azure is one of its dialects", true);
 }
 
-#[test]
+#[privileged::test]
 fn the_agents_port_is_closed_to_guests_without_the_azure_dialect() {
-    if !privileged::or_skip() {
-        return;
-    }
     for (dialects, open) in [(json!(["azure"]), true), (json!(["nocloud", "ec2"]), false)] {
         let scene = scene(|record| record["serve"] = json!({ "dialects": dialects }));
         let _agent = agent(&scene);

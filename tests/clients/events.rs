@@ -176,11 +176,8 @@ impl Drop for Unit {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_unit_that_waits_by_curl_saves_its_work_before_the_host_goes_on() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = OneGuest::with_record(|_| {});
     let agent = node.agent();
     let (save, saved, off) = (node.file("save"), node.file("saved"), node.file("off"));

@@ -56,11 +56,8 @@ fn a_guests_token_verifies_against_the_published_keys_in_every_algorithm() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_request_without_field_or_audience_or_through_a_proxy_gets_no_token() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     make_key(&scene.keys().join(OLD), "ES256");
     let agent = scene.agent("algorithm: ES256", &[]);
@@ -123,11 +120,8 @@ fn tokens_of_a_replaced_key_verify_to_their_end_and_not_after() {
     .expect("a removed key is no longer published");
 }
 
-#[test]
+#[privileged::test]
 fn without_its_signer_the_agent_serves_all_but_tokens_and_says_so() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     make_key(&scene.keys().join(OLD), "ES256");
     let agent = scene.agent("algorithm: ES256", &[]);
@@ -150,21 +144,15 @@ fn without_its_signer_the_agent_serves_all_but_tokens_and_says_so() {
     assert!(scene.status().contains("the signer of identity tokens has ended"), "{}", scene.status());
 }
 
-#[test]
+#[privileged::test]
 fn an_agent_without_a_key_does_not_start_and_names_the_remedy() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     let error = scene.try_agent("algorithm: ES256", &[]).expect_err("no key").to_string();
     assert!(error.contains("for ES256") && error.contains("make one by `xdp-imds identity key "), "{error}");
 }
 
-#[test]
+#[privileged::test]
 fn no_key_is_in_the_agents_memory_log_audit_or_answers() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     let secret = make_key(&scene.keys().join(OLD), "EdDSA");
     let agent = scene.agent("algorithm: EdDSA", &["--log", "trace", "--audit", &scene.audit()]);
@@ -242,11 +230,8 @@ fn verify_pkcs7(authority: &Authority, base64: &str) -> Option<String> {
     texts[1].clone().map(|text| String::from_utf8(text).expect("text"))
 }
 
-#[test]
+#[privileged::test]
 fn ec2s_signed_documents_verify_and_name_the_vm_that_asked() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (scene, authority) = (scene(), Authority::new(30));
     let _agent = scene.agent(&authority.field(), &[]);
     for (n, guest) in scene.guests().iter().enumerate() {
@@ -265,11 +250,8 @@ fn ec2s_signed_documents_verify_and_name_the_vm_that_asked() {
     assert!(!verify_signature(&authority, &own, &of_another), "the signature of another VM");
 }
 
-#[test]
+#[privileged::test]
 fn azures_attested_document_verifies_with_the_guests_nonce() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (scene, authority) = (scene(), Authority::new(30));
     let _agent = scene.agent(&authority.field(), &[]);
     let (status, answer) =
@@ -286,11 +268,8 @@ fn azures_attested_document_verifies_with_the_guests_nonce() {
     assert_ne!(fetch(&scene, 0, &proxied, ATTESTED).0, 200, "through a proxy");
 }
 
-#[test]
+#[privileged::test]
 fn aliyuns_detached_signature_verifies_with_the_document_and_the_audience() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (scene, authority) = (scene(), Authority::new(30));
     let _agent = scene.agent(&authority.field(), &[]);
     let guest = &scene.guests()[0];
@@ -316,11 +295,8 @@ fn aliyuns_detached_signature_verifies_with_the_document_and_the_audience() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_replaced_certificate_signs_without_a_restart() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (scene, authority) = (scene(), Authority::new(5));
     let _agent = scene.agent(&authority.field(), &[]);
     assert!(scene.status().contains("the certificate for signed documents expires in"), "{}", scene.status());
@@ -338,11 +314,8 @@ fn a_replaced_certificate_signs_without_a_restart() {
     assert!(verify_signature(&authority, &document, &text(&scene, 1, &format!("{EC2}/signature"))));
 }
 
-#[test]
+#[privileged::test]
 fn without_a_certificate_no_document_is_listed_or_served() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = scene();
     let _agent = scene.agent("algorithm: ES256", &[]);
     let listed = text(&scene, 0, &format!("{EC2}/"));
@@ -353,11 +326,8 @@ fn without_a_certificate_no_document_is_listed_or_served() {
     assert_eq!(fetch(&scene, 0, &[], &format!("{EC2}/pkcs7")).0, 404);
 }
 
-#[test]
+#[privileged::test]
 fn an_agent_with_the_key_of_another_certificate_does_not_start_and_says_why() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (scene, authority, other) = (scene(), Authority::new(30), Authority::new(30));
     let ([chain, _], [_, key]) = (authority.files(), other.files());
     let field = format!("certificate: {{chain: '{}', key: '{}'}}", chain.display(), key.display());
@@ -365,11 +335,8 @@ fn an_agent_with_the_key_of_another_certificate_does_not_start_and_says_why() {
     assert!(error.contains("to be that of the RSA key in"), "{error}");
 }
 
-#[test]
+#[privileged::test]
 fn the_certificates_key_is_in_the_signer_alone_and_each_document_in_the_audit_log() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (scene, authority) = (scene(), Authority::new(30));
     let agent = scene.agent(&authority.field(), &["--log", "trace", "--audit", &scene.audit()]);
     let signature = text(&scene, 0, &format!("{EC2}/signature"));
@@ -461,11 +428,8 @@ fn a_config_map_is_applied_or_the_missing_permission_named() {
     assert!(!refused.status.success() && said(&refused).contains("may `patch` it"), "{}", said(&refused));
 }
 
-#[test]
+#[privileged::test]
 fn keys_are_fetched_from_agents_by_those_who_have_no_private_key() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     make_key(&scene.keys().join(OLD), "ES256");
     let agent = scene.agent("algorithm: ES256", &[]);

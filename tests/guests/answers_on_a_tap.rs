@@ -132,11 +132,8 @@ fn every_frame_is_steered(backend: Backend) {
     assert_eq!((frames(&metrics, ANSWERED), frames(&metrics, ABSORBED)), (0, 0));
 }
 
-#[test]
+#[privileged::test]
 fn the_loss_of_any_one_frame_is_recovered() {
-    if !privileged::or_skip() {
-        return;
-    }
     let to_host = [(Kind::Syn, 1), (Kind::Ack, 1), (Kind::Ack, 2), (Kind::Payload, 1), (Kind::Fin, 1)];
     let to_guest = [(Kind::SynAck, 1), (Kind::Payload, 1), (Kind::Ack, 1), (Kind::Fin, 1)];
     let none = Faults::default();

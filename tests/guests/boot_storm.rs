@@ -20,11 +20,8 @@ fn guests_booting_at_once_all_get_their_own_files() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn workers_share_the_guests_and_all_get_their_own_files() {
-    if !privileged::or_skip() {
-        return;
-    }
     let metrics = all_get_their_own(2);
     for hub in ["0", "1"] {
         let sample =
@@ -36,11 +33,8 @@ fn workers_share_the_guests_and_all_get_their_own_files() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn guests_that_send_priority_tags_are_served_by_each_program() {
-    if !privileged::or_skip() {
-        return;
-    }
     for (steer, shape) in [("xdp", Shape::default()), ("xdp", Shape::virtio()), ("tcx", Shape::virtio())] {
         let mut host = Host::new().expect("a node");
         let records = tempfile::tempdir().expect("a directory");

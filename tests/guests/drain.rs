@@ -27,11 +27,8 @@ fn number(variable: &str, default: usize) -> usize {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-#[test]
+#[privileged::test]
 fn each_vm_of_a_node_that_is_drained_is_told_its_own_event() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (count, clients) = (number(GUESTS, 64), number(CLIENTS, 4));
     let mut host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");

@@ -123,11 +123,8 @@ fn frames(agent: &Agent<'_>, verdict: &str) -> u64 {
     agent.metrics().and_then(|metrics: Metrics| metrics.frames(verdict)).expect("a counter")
 }
 
-#[test]
+#[privileged::test]
 fn every_default_address_is_served_on_link() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new(Route::OnLink);
     let agent = node.agent(None);
     for address in addresses::ALL {
@@ -137,11 +134,8 @@ fn every_default_address_is_served_on_link() {
     assert!(asked.0 >= 4 && asked.1 >= 5, "each address was asked for by ARP or solicitation: {asked:?}");
 }
 
-#[test]
+#[privileged::test]
 fn every_default_address_is_served_by_a_classifier_from_another_namespace() {
-    if !privileged::or_skip() {
-        return;
-    }
     let elsewhere = Namespace::new("agent").expect("a namespace");
     for route in [Route::OnLink, Route::Gateway] {
         let node = Node::new(route);
@@ -162,11 +156,8 @@ fn every_default_address_is_served_by_a_classifier_from_another_namespace() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn every_default_address_is_served_through_a_gateways_mac() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new(Route::Gateway);
     let agent = node.agent(None);
     for address in addresses::ALL {
@@ -181,11 +172,8 @@ const LEFT_OUT: [IpAddr; 2] = [IpAddr::V4(addresses::ALIYUN), IpAddr::V6(address
 /// A configuration that serves only these addresses.
 const OTHERS: &str = "addresses: [169.254.169.254, 'fe80::a9fe:a9fe', 'fd00:ec2::254']\n";
 
-#[test]
+#[privileged::test]
 fn an_address_left_out_is_silent_and_its_frames_pass() {
-    if !privileged::or_skip() {
-        return;
-    }
     for route in [Route::OnLink, Route::Gateway] {
         let node = Node::new(route);
         let agent = node.agent(Some(OTHERS));
@@ -205,11 +193,8 @@ fn an_address_left_out_is_silent_and_its_frames_pass() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn an_address_left_out_reaches_its_owner() {
-    if !privileged::or_skip() {
-        return;
-    }
     for route in [Route::OnLink, Route::Gateway] {
         let node = Node::new(route);
         let servers = LEFT_OUT.map(|address| node.server(address));
@@ -220,11 +205,8 @@ fn an_address_left_out_reaches_its_owner() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_next_hop_resolves_while_its_own_traffic_passes() {
-    if !privileged::or_skip() {
-        return;
-    }
     const NEXT_HOP: Ipv4Addr = addresses::SCALEWAY_NEXT_HOP;
     let node = Node::new(Route::Gateway);
     // The same route that cloud-init's Scaleway datasource adds.
@@ -240,11 +222,8 @@ fn a_next_hop_resolves_while_its_own_traffic_passes() {
     assert_eq!(frames(&agent, STEERED), steered, "none of this traffic was steered");
 }
 
-#[test]
+#[privileged::test]
 fn an_unneeded_next_hop_is_not_answered() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new(Route::Gateway);
     node.guest_ip(&format!("route add {}/32 dev {NIC} scope link", addresses::SCALEWAY_NEXT_HOP));
     let agent = node.agent(Some(OTHERS));

@@ -15,11 +15,8 @@ use support::scene::OneGuest;
 const PATIENCE: Duration = Duration::from_secs(20);
 const METADATA: &str = "http://169.254.169.254";
 
-#[test]
+#[privileged::test]
 fn tokens_and_one_shot_passwords_survive_a_killed_agent() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = OneGuest::with_record(|record| {
         record["serve"] = json!({"imdsv2": "required"});
         record["admin"] = json!({"password": "correct-horse"});
@@ -47,11 +44,8 @@ fn tokens_and_one_shot_passwords_survive_a_killed_agent() {
     assert_eq!(node.curl(&["-H", "DomU_Request: send_my_password", &passwords]).1, "saved_password");
 }
 
-#[test]
+#[privileged::test]
 fn a_vm_that_is_built_anew_under_its_uuid_finds_nothing_of_its_predecessor() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = OneGuest::with_record(|record| record["vm"]["instance_id"] = json!("first"));
     let agent = node.agent();
     let passwords = format!("{METADATA}/openstack/latest/password");
@@ -93,11 +87,8 @@ fn a_vm_that_is_built_anew_under_its_uuid_finds_nothing_of_its_predecessor() {
     write("of-the-third");
 }
 
-#[test]
+#[privileged::test]
 fn a_record_change_answers_a_waiting_request_at_once() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = OneGuest::with_record(|record| record["metadata"] = json!({"colour": "red"}));
     let agent = node.agent();
     let url = format!(
@@ -118,11 +109,8 @@ fn a_record_change_answers_a_waiting_request_at_once() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn a_guests_messages_reach_their_sink_and_a_failing_sink_refuses_none() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = OneGuest::boot(&Identity::of(0), |spec| spec);
     node.write(1, |record| {
         let file = format!("file:{}", node.file("homes.jsonl").display());
@@ -142,11 +130,8 @@ fn a_guests_messages_reach_their_sink_and_a_failing_sink_refuses_none() {
     );
 }
 
-#[test]
+#[privileged::test]
 fn what_the_host_will_do_is_told_at_once_and_an_acknowledgement_ends_the_wait() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = OneGuest::with_record(|record| record["serve"] = json!({"imdsv2": "off"}));
     let agent = node.agent();
     let name = node.guest.identity().path(node.records.path());

@@ -69,22 +69,16 @@ impl Neighbours {
     }
 }
 
-#[test]
+#[privileged::test]
 fn guests_reach_their_gateway_and_each_other_without_an_agent() {
-    if !privileged::or_skip() {
-        return;
-    }
     for shape in SHAPES {
         let neighbours = Neighbours::boot(shape).expect("two guests");
         neighbours.talk().unwrap_or_else(|error| panic!("{shape:?}: {error:#}"));
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_departing_guest_does_not_disturb_its_neighbours_gateway() {
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     let guests: Vec<_> =
         (0..5).map(|number| Guest::boot(&host, &Spec::of(&Identity::of(number))).expect("a guest")).collect();
@@ -96,11 +90,8 @@ fn a_departing_guest_does_not_disturb_its_neighbours_gateway() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn guests_reach_their_gateway_and_each_other_while_the_agent_serves() {
-    if !privileged::or_skip() {
-        return;
-    }
     for shape in SHAPES {
         let neighbours = Neighbours::boot(shape).expect("two guests");
         let records = tempfile::tempdir().expect("a directory");
@@ -165,11 +156,8 @@ fn attach_under_traffic(backend: Backend) {
     });
 }
 
-#[test]
+#[privileged::test]
 fn a_guest_steered_by_a_classifier_gets_its_own_metadata_and_reaches_its_neighbours() {
-    if !privileged::or_skip() {
-        return;
-    }
     for shape in SHAPES {
         let neighbours = Neighbours::boot(shape).expect("two guests");
         let records = tempfile::tempdir().expect("a directory");
@@ -189,11 +177,8 @@ fn a_guest_steered_by_a_classifier_gets_its_own_metadata_and_reaches_its_neighbo
     }
 }
 
-#[test]
+#[privileged::test]
 fn an_agent_crash_disturbs_no_guest_and_the_next_agent_serves_again() {
-    if !privileged::or_skip() {
-        return;
-    }
     let neighbours = Neighbours::boot(Shape::virtio()).expect("two guests");
     let records = tempfile::tempdir().expect("a directory");
     for guest in &neighbours.guests {
@@ -214,11 +199,8 @@ fn an_agent_crash_disturbs_no_guest_and_the_next_agent_serves_again() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_stopped_agent_leaves_no_program_and_no_device_behind() {
-    if !privileged::or_skip() {
-        return;
-    }
     let neighbours = Neighbours::boot(Shape::default()).expect("two guests");
     let records = tempfile::tempdir().expect("a directory");
     let links = || neighbours.host.ns().links().expect("links");

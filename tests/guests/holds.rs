@@ -71,11 +71,8 @@ fn ended(mut client: Child) -> Option<i32> {
     end.expect("an early end").expect("an end").code()
 }
 
-#[test]
+#[privileged::test]
 fn a_hold_ends_when_the_guest_is_silent_and_when_the_agent_is_killed() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let agent = node.node.agent();
     assert_eq!(node.hold("300ms").status().expect("it runs").code(), Some(3), "the guest is silent");
@@ -85,11 +82,8 @@ fn a_hold_ends_when_the_guest_is_silent_and_when_the_agent_is_killed() {
     assert_eq!(node.hold(LONG).status().expect("it runs").code(), Some(5), "nor is there one to ask");
 }
 
-#[test]
+#[privileged::test]
 fn a_hook_that_is_killed_leaves_nothing_behind_but_its_event() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let _agent = node.node.agent();
     // More than may wait at once, so that the last ones find room only because the first ones left theirs.
@@ -130,11 +124,8 @@ fn stepping_clock(room: &Path) -> PathBuf {
     library
 }
 
-#[test]
+#[privileged::test]
 fn a_step_of_the_clock_makes_no_hold_longer_or_shorter() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let room = tempfile::tempdir().expect("a directory");
     let clock = stepping_clock(room.path());

@@ -38,59 +38,38 @@ fn run_cases(label: &str, shapes: &[Shape], cases: &[Case], more: [i64; 2]) {
     }
 }
 
-#[test]
+#[privileged::test]
 fn no_ipv4_packet_for_a_served_address_leaves_the_tap() {
-    if !privileged::or_skip() {
-        return;
-    }
     run_cases("ipv4", &[Shape::default(), Shape::virtio()], &packets::ipv4_cases(), [0; 2]);
 }
 
-#[test]
+#[privileged::test]
 fn no_ipv6_packet_for_a_served_address_leaves_the_tap() {
-    if !privileged::or_skip() {
-        return;
-    }
     run_cases("ipv6", &[Shape::default(), Shape::virtio()], &packets::ipv6_cases(), [0; 2]);
 }
 
-#[test]
+#[privileged::test]
 fn no_ethernet_encapsulation_gets_a_packet_for_a_served_address_off_the_tap() {
-    if !privileged::or_skip() {
-        return;
-    }
     run_cases("ethernet", &[Shape::default(), Shape::virtio()], &packets::ethernet_cases(), [0; 2]);
 }
 
-#[test]
+#[privileged::test]
 fn no_detour_reaches_a_served_address_and_no_claim_to_one_leaves_the_tap() {
-    if !privileged::or_skip() {
-        return;
-    }
     run_cases("leaks", &[Shape::default(), Shape::virtio()], &leaks::cases(), [0; 2]);
 }
 
-#[test]
+#[privileged::test]
 fn no_odd_segment_gets_more_than_a_reset() {
-    if !privileged::or_skip() {
-        return;
-    }
     run_cases("segments", &[Shape::default()], &segment_cases(), [0; 2]);
 }
 
-#[test]
+#[privileged::test]
 fn no_guest_offload_gets_a_frame_past_the_policy() {
-    if !privileged::or_skip() {
-        return;
-    }
     run_cases("offloads", &[Shape::virtio()], &offload_cases(), MORE);
 }
 
-#[test]
+#[privileged::test]
 fn only_the_ports_own_mac_is_served() {
-    if !privileged::or_skip() {
-        return;
-    }
     let queues = Shape { queues: 3, vnet_hdr: true };
     run_cases("identity", &[Shape::default()], &identity_cases(), [0; 2]);
     run_cases("identity", &[queues], &on_queues(queues.queues), [0; 2]);

@@ -161,11 +161,8 @@ fn large_user_data_survives_a_link_that_loses_duplicates_and_reorders() {
     fetch_user_data_over(Faults { loss: 0.1, duplicate: 0.1, reorder: 0.2, ..Faults::default() });
 }
 
-#[test]
+#[privileged::test]
 fn large_user_data_passes_a_tap_with_a_smaller_mtu_than_the_guests_nic() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = OneGuest::boot(&Identity::of(0).with_user_data_of(LOSSY_BYTES), |spec| spec);
     node.write(1, |_| {});
     let tap = node.guest.host_tap().name();
@@ -223,11 +220,8 @@ fn announced(station: &mut Station, to: (IpAddr, u16)) -> Result<Option<u16>> {
     Ok(replies.iter().find(|reply| talk.is_theirs(reply) && reply.flags.0).and_then(|reply| reply.mss))
 }
 
-#[test]
+#[privileged::test]
 fn all_segments_fit_the_mtu_of_a_tap_even_after_it_changes() {
-    if !privileged::or_skip() {
-        return;
-    }
     let binary = agent::binary().expect("the agent is built");
     let services = ["169.254.169.254", "fd00:ec2::254"].map(|text| (text.parse().expect("an address"), 80));
     for config in ["", "answer_in_kernel: false\n", "steer: tcx\n"] {

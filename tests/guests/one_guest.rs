@@ -106,11 +106,8 @@ fn drops_a_foreign_mac(backend: Backend) {
     }
 }
 
-#[test]
+#[privileged::test]
 fn other_traffic_with_an_unknown_mac_passes() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (host, records) = node();
     let mac = Mac([0x52, 0x54, 0, 0xba, 0xdb, 0xad]);
     let impostor = Guest::boot(&host, &Spec { mac, ..Spec::of(&Identity::of(0)) }).expect("a guest");
@@ -118,11 +115,8 @@ fn other_traffic_with_an_unknown_mac_passes() {
     assert_eq!(impostor.ping(host::ADDRESS, 10).expect("a report"), 10);
 }
 
-#[test]
+#[privileged::test]
 fn a_guest_with_another_guests_ip_address_gets_its_own_metadata() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (host, records) = node();
     let stolen = Identity::of(1).address;
     let thief = Guest::boot(&host, &Spec { address: stolen, ..Spec::of(&Identity::of(0)) }).expect("a guest");
@@ -135,11 +129,8 @@ fn a_guest_with_another_guests_ip_address_gets_its_own_metadata() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn forged_header_fields_do_not_change_the_answer() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (host, records) = node();
     let guest = Guest::boot(&host, &Spec::of(&Identity::of(0))).expect("a guest");
     let _agent = Agent::start(host.ns(), records.path(), &[port(&guest)]).expect("an agent");

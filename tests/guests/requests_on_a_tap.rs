@@ -152,11 +152,8 @@ fn the_kernel_answers_a_third_vm_from_its_own_record() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn two_vms_that_send_many_requests_leave_room_for_what_others_send() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::new(Shape::default());
     let mut stations = std::mem::take(&mut node.stations);
     let agent = node.agent("");
@@ -174,11 +171,8 @@ fn two_vms_that_send_many_requests_leave_room_for_what_others_send() {
     answers::check(&node.identities[THIRD], PATHS[1], status, &content).expect("its own record");
 }
 
-#[test]
+#[privileged::test]
 fn without_the_setting_workers_answer_every_request() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::new(Shape::default());
     let mut stations = std::mem::take(&mut node.stations);
     let agent = node.agent("answer_in_kernel: false\n");
@@ -214,11 +208,8 @@ fn documents(agent: &Agent<'_>) -> u64 {
     gauge.expect("a gauge").value as u64
 }
 
-#[test]
+#[privileged::test]
 fn vms_that_answer_alike_share_a_document_until_one_of_them_differs() {
-    if !privileged::or_skip() {
-        return;
-    }
     const ALIKE: &str = "#cloud-config\n# for all\n";
     let mut node = Node::new(Shape::default());
     let serve = |node: &Node, number, text| {
@@ -363,11 +354,8 @@ fn published_answers_outlive_a_killed_agent_and_the_next_one_serves_none_of_them
     });
 }
 
-#[test]
+#[privileged::test]
 fn the_answers_of_an_agent_that_followed_another_outlive_it_too() {
-    if !privileged::or_skip() {
-        return;
-    }
     for takes_over in [false, true] {
         let mut node = Node::new(Shape::default());
         let mut stations = std::mem::take(&mut node.stations);

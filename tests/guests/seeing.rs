@@ -75,11 +75,8 @@ fn status_reports_that_no_agent_serves() {
     assert!(said.contains("no agent serves with the run directory"), "{said}");
 }
 
-#[test]
+#[privileged::test]
 fn a_healthy_agent_reports_its_ports_and_guests() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     let identity = scene.guest.identity();
@@ -114,11 +111,8 @@ fn a_healthy_agent_reports_its_ports_and_guests() {
     assert_eq!(code, 5, "the agent has ended");
 }
 
-#[test]
+#[privileged::test]
 fn a_refused_record_is_reported_until_it_is_corrected() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let _agent = scene.agent();
     let path = scene.guest.identity().path(scene.records.path());
@@ -146,11 +140,8 @@ fn a_refused_record_is_reported_until_it_is_corrected() {
     healthy.expect("the status is healthy again");
 }
 
-#[test]
+#[privileged::test]
 fn an_absent_port_is_reported_as_waiting_and_not_as_trouble() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let absent = PortArgument { ifname: "tap9999".into(), mac: None, ..scene.port() };
     let _agent =
@@ -160,11 +151,8 @@ fn an_absent_port_is_reported_as_waiting_and_not_as_trouble() {
     assert_eq!((status.ports.listed[0].name.as_str(), status.ports.listed.len()), ("tap9999", 1));
 }
 
-#[test]
+#[privileged::test]
 fn the_metrics_address_serves_probes_and_metrics_but_no_status() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     for (path, status) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/v1/status", 404)] {
@@ -172,11 +160,8 @@ fn the_metrics_address_serves_probes_and_metrics_but_no_status() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn healthz_names_a_worker_while_it_is_stuck() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     assert_eq!(agent.ask("/healthz").expect("an answer"), (200, "ok\n".into()));
@@ -207,11 +192,8 @@ fn healthz_names_a_worker_while_it_is_stuck() {
     answered.expect("the worker continues");
 }
 
-#[test]
+#[privileged::test]
 fn a_stopped_process_answers_no_probe() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     process::signal(agent.pid(), libc::SIGSTOP).expect("a process to stop");
@@ -233,11 +215,8 @@ fn a_stopped_process_answers_no_probe() {
 /// Prefix of every secret in this file.
 const CANARY: &str = "canary7f3";
 
-#[test]
+#[privileged::test]
 fn every_request_writes_one_audit_line() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let _agent = audited(&scene, &[]);
     let asked = [
@@ -281,11 +260,8 @@ fn every_request_writes_one_audit_line() {
     assert_eq!(fs::metadata(log(&scene)).expect("a file").permissions().mode() & 0o777, 0o600);
 }
 
-#[test]
+#[privileged::test]
 fn no_secret_appears_in_the_audit_log_the_log_the_metrics_or_the_status() {
-    if !privileged::or_skip() {
-        return;
-    }
     let secret = |what: &str| format!("{CANARY}-{what}");
     let scene = OneGuest::with_record(|record| {
         record["user_data"] = json!({"text": format!("#cloud-config\n# {}\n", secret("user-data"))});
@@ -363,11 +339,8 @@ fn no_secret_appears_in_the_audit_log_the_log_the_metrics_or_the_status() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_stalled_disk_drops_audit_lines_and_no_request() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let made = Command::new("mkfifo").arg(log(&scene)).status().expect("mkfifo runs");
     assert!(made.success());
@@ -398,11 +371,8 @@ fn a_stalled_disk_drops_audit_lines_and_no_request() {
     drop(pipe);
 }
 
-#[test]
+#[privileged::test]
 fn audit_lines_go_to_the_new_file_after_a_rotation() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let agent = audited(&scene, &[]);
     curl(&scene, &[], "/v1/meta-data");
@@ -440,11 +410,8 @@ fn wait_for_sum(agent: &Agent<'_>, name: &str, labels: &[(&str, &str)], expected
     reached.unwrap_or_else(|error| panic!("{error:#}"));
 }
 
-#[test]
+#[privileged::test]
 fn answers_are_counted_by_dialect_and_status_with_the_time_they_took() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     let asked = [
@@ -479,11 +446,8 @@ fn answers_are_counted_by_dialect_and_status_with_the_time_they_took() {
     assert!(*total > 0.0, "every request takes some time");
 }
 
-#[test]
+#[privileged::test]
 fn a_waiting_request_is_counted_while_it_waits_and_by_its_outcome() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::boot(&Identity::of(0), |spec| spec);
     let agent = scene.agent();
     let waits =
@@ -523,11 +487,8 @@ fn a_waiting_request_is_counted_while_it_waits_and_by_its_outcome() {
     assert!(*total > 1.5, "the duration of a request includes its wait: {total}");
 }
 
-#[test]
+#[privileged::test]
 fn records_ports_and_identities_are_counted_by_state() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     wait_for_sum(&agent, "xdp_imds_instances", &[("source", "file"), ("state", "served")], 1.0);
@@ -550,11 +511,8 @@ fn records_ports_and_identities_are_counted_by_state() {
     wait_for_sum(&agent, "xdp_imds_taps", &[("state", "waiting")], 1.0);
 }
 
-#[test]
+#[privileged::test]
 fn a_bare_veth_of_another_namespace_is_not_served_until_it_has_gro() {
-    if !privileged::or_skip() {
-        return;
-    }
     let records = tempfile::tempdir().expect("a directory");
     let (host, pod) = (Host::new().expect("a node"), Namespace::new("pod").expect("a pod"));
     let (far, identity) = (Namespace::new("far").expect("a guest"), Identity::of(0));
@@ -586,11 +544,8 @@ fn a_bare_veth_of_another_namespace_is_not_served_until_it_has_gro() {
     state(false);
 }
 
-#[test]
+#[privileged::test]
 fn a_frame_with_a_foreign_mac_is_counted_as_a_mismatch() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     assert_eq!(curl(&scene, &[], "/v1/meta-data").0, 200);
@@ -603,11 +558,8 @@ fn a_frame_with_a_foreign_mac_is_counted_as_a_mismatch() {
     wait_for_sum(&agent, "xdp_imds_requests_total", &[], 1.0);
 }
 
-#[test]
+#[privileged::test]
 fn metrics_cover_the_process_and_its_workers() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     assert_eq!(curl(&scene, &[], "/v1/meta-data").0, 200);

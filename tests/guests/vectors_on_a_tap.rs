@@ -86,11 +86,8 @@ fn exchange(asked: &Asked) -> Result<Vec<u8>> {
     anyhow::bail!("the service has not closed the connection after {PATIENCE:?}")
 }
 
-#[test]
+#[privileged::test]
 fn every_dialect_answers_its_vectors_in_order_through_a_tap() {
-    if !privileged::or_skip() {
-        return;
-    }
     let hosts: Vec<Host> = (0..RECORDS).map(|_| Host::new().expect("a node")).collect();
     let mut free = hosts.iter();
     let outcome = vectors::run(ALL, |record| vm(free.next().context("a node for each record")?, record));

@@ -209,11 +209,8 @@ fn guests_get_the_same_answers_or_the_table_gives_a_reason() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_guest_on_a_tap_gets_the_answers_in_the_table() {
-    if !privileged::or_skip() {
-        return;
-    }
     for which in [VmKind::Plain, VmKind::Annotated, VmKind::Tokenless, VmKind::Timeless] {
         let host = Host::new().expect("a node");
         let guest = Guest::boot(&host, &Spec::of(&Identity::of(0))).expect("a guest");

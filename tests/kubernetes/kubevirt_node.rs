@@ -106,11 +106,8 @@ fn session(guest: &Guest, address: &str, path: &str, lifetime: &str) -> String {
     got.text().trim().to_owned()
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_guest_in_a_pod_gets_its_vmis_and_secrets_content_in_every_dialect() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -174,11 +171,8 @@ fn a_guest_in_a_pod_gets_its_vmis_and_secrets_content_in_every_dialect() {
     }
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_rewritten_secret_is_served_from_then_on() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -191,11 +185,8 @@ fn a_rewritten_secret_is_served_from_then_on() {
     assert!(generation.is_some());
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn guests_with_one_mac_in_two_pods_get_their_own_records() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pods = [node.pod(1), node.pod(2)];
@@ -214,11 +205,8 @@ fn guests_with_one_mac_in_two_pods_get_their_own_records() {
     drop((second, other));
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn both_bindings_are_served_and_so_is_a_nic_plugged_in_later() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -255,11 +243,8 @@ fn both_bindings_are_served_and_so_is_a_nic_plugged_in_later() {
     });
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_vm_without_a_launcher_is_reported_until_it_is_served() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -284,11 +269,8 @@ fn a_vm_without_a_launcher_is_reported_until_it_is_served() {
     });
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn an_event_says_ready_once_the_tap_is_attached_and_names_both_macs_of_a_mismatch() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     // The record has the MAC of the pod's NIC, and the guest another.
@@ -338,11 +320,8 @@ fn an_event_says_ready_once_the_tap_is_attached_and_names_both_macs_of_a_mismatc
     assert!(!agent.log().contains("WARN port"), "a tap that appears later is no fault:\n{}", agent.log());
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn an_unservable_vm_is_reported_in_the_status_and_in_an_event() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let (mut pod, mut other) = (node.pod(1), node.pod(2));
@@ -388,11 +367,8 @@ fn held_requests(agent: &Agent<'_>) -> anyhow::Result<u64> {
     Ok(held.map(|sample| sample.value as u64).sum())
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_request_before_the_vmi_is_known_is_answered_once_it_is() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -410,11 +386,8 @@ fn a_request_before_the_vmi_is_known_is_answered_once_it_is() {
     assert_eq!(answer, (200, "# early\n".into()));
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_request_before_the_secret_exists_is_held_until_it_does() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -439,11 +412,8 @@ fn a_request_before_the_secret_exists_is_held_until_it_does() {
     });
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_tap_created_after_its_vmi_is_served() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -458,11 +428,8 @@ fn a_tap_created_after_its_vmi_is_served() {
     eventually_gets(&agent, &guest, PATH, "# late\n");
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_launcher_started_after_its_vmi_is_found() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -485,11 +452,8 @@ const STORM: Duration = Duration::from_secs(300);
 /// Time in which the VMIs appear.
 const SPAN: Duration = Duration::from_secs(2);
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_thousand_vmis_within_two_seconds_are_registered_and_their_guests_served() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut networks = Vec::new();
@@ -553,11 +517,8 @@ fn a_thousand_vmis_within_two_seconds_are_registered_and_their_guests_served() {
 
 // VMs that leave the node: by migration, when their launcher ends, and to restart.
 
-#[test]
+#[support::privileged::test(may_run)]
 fn the_end_of_a_launcher_releases_its_vm_and_its_namespace() {
-    if !may_run() {
-        return;
-    }
     for guard in ["none", "all"] {
         release_at_launchers_end(guard);
     }
@@ -591,11 +552,8 @@ fn release_at_launchers_end(guard: &str) {
     node.server.delete(&key);
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_vm_restarted_under_its_name_gets_its_new_record() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -610,11 +568,8 @@ fn a_vm_restarted_under_its_name_gets_its_new_record() {
     wait_until_namespace_is_gone(&agent, &node, &outer);
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_migration_target_answers_before_and_after_the_vm_arrives() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -641,11 +596,8 @@ fn a_migration_target_answers_before_and_after_the_vm_arrives() {
     assert_eq!(times_logged(&agent, "detached port="), 0, "{}", agent.log());
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_guest_is_served_after_its_migration_by_the_mac_of_its_first_pod() {
-    if !may_run() {
-        return;
-    }
     for binding in [Binding::Masquerade, Binding::Bridge] {
         let node = Node::new();
         let agent = node.agent();
@@ -681,11 +633,8 @@ fn a_guest_is_served_after_its_migration_by_the_mac_of_its_first_pod() {
     }
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_failed_migration_leaves_nothing_on_its_target() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -707,11 +656,8 @@ fn a_failed_migration_leaves_nothing_on_its_target() {
     wait_until_namespace_is_gone(&agent, &node, &outer);
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_migration_source_serves_until_its_launcher_ends() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -747,11 +693,8 @@ fn guest_name(number: u16) -> String {
     format!("\"guest-{number}\"")
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_vm_with_two_pods_on_this_node_is_served_in_both() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let (mut source, mut target) = (node.pod(1), node.pod(1));
@@ -819,11 +762,8 @@ fn socket(node: &Node) -> PathBuf {
     node.path("hook.sock")
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_vm_known_only_from_the_hook_is_served_and_starts_once_its_secret_exists() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let hook = socket(&node);
     node.configure(&json!({"watch": false, "hook": hook}));

@@ -68,11 +68,8 @@ fn frames(agent: &Agent<'_>, verdict: &str) -> u64 {
     agent.metrics().and_then(|metrics| metrics.frames(verdict)).expect("a counter")
 }
 
-#[test]
+#[privileged::test]
 fn xdp_is_detached_from_a_quiet_guest_and_attached_when_it_boots() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent(&[]);
     node.assert_gets_own();
@@ -87,11 +84,8 @@ fn xdp_is_detached_from_a_quiet_guest_and_attached_when_it_boots() {
     assert_eq!(frames(&agent, "ring_drop_"), 0);
 }
 
-#[test]
+#[privileged::test]
 fn the_next_agent_answers_a_quiet_guests_request_sent_while_no_agent_ran() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent(&["--steer", "tcx"]);
     node.assert_gets_own();

@@ -97,11 +97,8 @@ fn a_full_disk_behind_standard_output_is_not_taken_for_the_state_directorys() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_verb_of_an_agent_whose_reader_has_gone_ends_quietly() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (room, host) = (tempfile::tempdir().expect("a directory"), Host::new().expect("a node"));
     let identity = Identity::of(0);
     identity.write(room.path(), 1).expect("a record");
@@ -165,6 +162,12 @@ fn each_exit_code_means_one_thing() {
         (&["register", "-f", &record, "--wait", "--timeout", "2d"], 2),
         (&["top", "--interval", "0"], 2),
         (&["trace", "x", "--count", "0"], 2),
+        (&["event", "add", "x", "--kind", "reboot", "--id", "a b"], 2),
+        (&["event", "add", "x", "--kind", "reboot", "--description", "a\nb"], 2),
+        (&["event", "cancel", "x", "a b"], 2),
+        (&["explain", &record, "GET", "latest"], 2),
+        (&["explain", &record, "GET", "/.."], 2),
+        (&["explain", &record, "GET", "/", "-H", "x"], 2),
         (&["status", "--run", &nowhere], 5),
         (&["status", "--json", "--run", &nowhere], 5),
         (&["ls", "--run", &nowhere], 5),
@@ -183,11 +186,8 @@ fn each_exit_code_means_one_thing() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_missing_permission_has_its_own_exit_code() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (room, directory, record) = records();
     let copy = room.path().join("xdp-imds");
     // By a program of its own: a file that this one has open for writing cannot be run meanwhile (ETXTBSY).
@@ -313,11 +313,8 @@ fn a_message_names_the_cause_and_no_other_verbs_remedy() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_port_that_can_be_no_guests_is_refused_with_the_cause() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (room, host) = (tempfile::tempdir().expect("a directory"), Host::new().expect("a node"));
     let identity = Identity::of(0);
     identity.write(room.path(), 1).expect("a record");
@@ -355,11 +352,8 @@ fn a_port_that_can_be_no_guests_is_refused_with_the_cause() {
     guest.curl(&[&url], PATIENCE).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
 }
 
-#[test]
+#[privileged::test]
 fn release_removes_the_hubs_of_a_killed_agent_and_no_others() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (room, host) = (tempfile::tempdir().expect("a directory"), Host::new().expect("a node"));
     let bpffs = Bpffs::mount().expect("a bpffs");
     let pins = bpffs.pins().display().to_string();

@@ -139,11 +139,8 @@ impl Report {
     }
 }
 
-#[test]
+#[privileged::test]
 fn no_check_fails_on_a_healthy_node_and_doctor_leaves_nothing_behind() {
-    if !privileged::or_skip() {
-        return;
-    }
     let patient = Patient::new();
     let links = || patient.host.ns().links().expect("the list of links");
     let files = || all_paths(patient.room.path());
@@ -173,11 +170,8 @@ fn all_paths(directory: &Path) -> BTreeSet<String> {
     found
 }
 
-#[test]
+#[privileged::test]
 fn a_missing_capability_is_reported_with_its_purpose() {
-    if !privileged::or_skip() {
-        return;
-    }
     let patient = Patient::new();
     let cases = [
         ("net_raw", "capability.net_raw", "AF_XDP"),
@@ -196,11 +190,8 @@ fn a_missing_capability_is_reported_with_its_purpose() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn an_unmounted_or_read_only_bpffs_is_reported() {
-    if !privileged::or_skip() {
-        return;
-    }
     let patient = Patient::new();
     patient
         .run_doctor(&[], "tap0")
@@ -213,11 +204,8 @@ fn an_unmounted_or_read_only_bpffs_is_reported() {
     assert_eq!(without.code, Some(0), "{without:#?}");
 }
 
-#[test]
+#[privileged::test]
 fn an_xdp_program_on_the_tap_is_reported_with_its_name_and_id() {
-    if !privileged::or_skip() {
-        return;
-    }
     let patient = Patient::new();
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
     let mut object = aya::Ebpf::load_file(file).expect("the object");
@@ -230,11 +218,8 @@ fn an_xdp_program_on_the_tap_is_reported_with_its_name_and_id() {
     report.assert_failure("port.xdp", &["tap0", "`hub`", &number.to_string(), "has to stay"]);
 }
 
-#[test]
+#[privileged::test]
 fn a_tap_in_another_namespace_is_found_and_the_remedy_names_it() {
-    if !privileged::or_skip() {
-        return;
-    }
     let patient = Patient::new();
     let pod = Namespace::new("pod").expect("a namespace");
     // Tests run at the same time, so each needs a tap name of its own.
@@ -288,11 +273,8 @@ impl Drop for Nameless {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_tap_in_an_unnamed_namespace_is_found_through_a_process_in_it() {
-    if !privileged::or_skip() {
-        return;
-    }
     let patient = Patient::new();
     let name = format!("lost{}", std::process::id());
     let pod = Nameless::new(&name).expect("a namespace");
@@ -301,11 +283,8 @@ fn a_tap_in_an_unnamed_namespace_is_found_through_a_process_in_it() {
     patient.run_doctor(&[], &name).assert_failure("port.device", &[&name, &pid, &path]);
 }
 
-#[test]
+#[privileged::test]
 fn the_features_of_a_kernel_count_and_its_version_does_not() {
-    if !privileged::or_skip() {
-        return;
-    }
     let patient = Patient::new();
     let features = |report: Report| -> Vec<(String, String)> {
         assert_eq!((report.code, report.failed()), (Some(0), Vec::new()), "{report:#?}");
@@ -319,11 +298,8 @@ fn the_features_of_a_kernel_count_and_its_version_does_not() {
     assert_eq!(features(pretended), features(patient.run_doctor_with_bpffs(&[], "tap0")));
 }
 
-#[test]
+#[privileged::test]
 fn a_low_limit_on_open_files_is_reported_with_the_number_needed() {
-    if !privileged::or_skip() {
-        return;
-    }
     let patient = Patient::new();
     for limit in [24, 64] {
         let limits = format!("--nofile={limit}:{limit}");
@@ -335,11 +311,8 @@ fn a_low_limit_on_open_files_is_reported_with_the_number_needed() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn the_error_of_an_agent_that_cannot_serve_names_doctor() {
-    if !privileged::or_skip() {
-        return;
-    }
     let patient = Patient::new();
     let words = agent::arguments(&patient.room.path().join("records"), &[]);
     let mut command = Command::new("setpriv");
@@ -349,11 +322,8 @@ fn the_error_of_an_agent_that_cannot_serve_names_doctor() {
     assert!(text.contains("run `xdp-imds doctor`"), "{text}");
 }
 
-#[test]
+#[privileged::test]
 fn a_served_port_is_no_problem_for_its_agent_but_fails_for_another() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut patient = Patient::new();
     let records = patient.room.path().join("records");
     let elsewhere = std::mem::replace(&mut patient.run, records.join("run").display().to_string());
@@ -552,11 +522,8 @@ const REFUSED: [Refused; 24] = {
     ]
 };
 
-#[test]
+#[privileged::test]
 fn doctor_reports_each_refusal_of_serve() {
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     host.ns().ip("link add other-in type bridge").expect("a device of another program");
     // Where the early refusals are: without this capability an agent that refuses nothing still changes nothing.
@@ -636,11 +603,8 @@ fn two_records_for_one_mac_or_vm_are_reported() {
     assert!(vm.status == "warn" && vm.found.contains("a.yaml and b.yaml"), "{vm:?}");
 }
 
-#[test]
+#[privileged::test]
 fn an_ordinary_user_is_told_to_be_root_and_nothing_else() {
-    if !privileged::or_skip() {
-        return;
-    }
     let binary = agent::binary().expect("the agent");
     // The program's own directory may be closed to others.
     let room = tempfile::tempdir().expect("a directory");
@@ -662,11 +626,8 @@ fn an_ordinary_user_is_told_to_be_root_and_nothing_else() {
     assert!(text.starts_with("FAIL  user: ") && output.status.code() == Some(1), "{text}");
 }
 
-#[test]
+#[privileged::test]
 fn without_options_doctor_reads_the_configuration_of_the_service() {
-    if !privileged::or_skip() {
-        return;
-    }
     let room = tempfile::tempdir().expect("a directory");
     let file = room.path().join("config.yaml");
     fs::write(&file, "records: /nonexistent/of-the-service\n").expect("written");

@@ -112,11 +112,8 @@ fn ask(directory: &Path, words: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&text).into_owned())
 }
 
-#[test]
+#[privileged::test]
 fn a_mac_that_no_record_has_is_named_with_its_port_and_record() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (host, records) = (Host::new().expect("a node"), tempfile::tempdir().expect("a directory"));
     let identity = Identity::of(0);
     identity.write(records.path(), 1).expect("a record");
@@ -169,11 +166,8 @@ fn a_mac_that_no_record_has_is_named_with_its_port_and_record() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn each_counter_of_the_status_is_in_the_book() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (host, records) = (Host::new().expect("a node"), tempfile::tempdir().expect("a directory"));
     let _agent = Agent::start(host.ns(), records.path(), &[]).expect("an agent");
     let (_, text) = ask(records.path(), &["status", "--json"]);

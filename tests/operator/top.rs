@@ -44,11 +44,8 @@ fn top(run: &Path, words: &[&str]) -> Output {
     command.arg("top").args(words).arg("--run").arg(run).output().expect("the verb runs")
 }
 
-#[test]
+#[privileged::test]
 fn a_boot_is_followed_from_the_first_request_to_the_last() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let agent = scene.agent();
     let row = only_row(&scene);
@@ -82,11 +79,8 @@ fn a_boot_is_followed_from_the_first_request_to_the_last() {
     agent.stop().expect("the agent stops");
 }
 
-#[test]
+#[privileged::test]
 fn a_guest_whose_record_is_late_waits_for_it() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::boot(&Identity::of(0), |spec| spec);
     let _agent = scene.agent();
     let url = format!("http://{METADATA}/v1/meta-data");
@@ -113,11 +107,8 @@ fn a_guest_whose_record_is_late_waits_for_it() {
     served.expect("the record arrives");
 }
 
-#[test]
+#[privileged::test]
 fn only_the_vms_that_match_a_filter_are_listed() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let _agent = scene.agent();
     for (filter, matching) in [("SILENT", 1), ("nothing-is-called-so", 0), (scene.guest.host_tap().name(), 1)]
@@ -249,11 +240,8 @@ fn the_view_ends_with_its_terminal_also_if_it_ignores_the_signal() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn the_view_finds_an_agent_that_starts_and_says_when_it_is_gone() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = OneGuest::with_record(|_| {});
     let terminal = InTerminal::start(&scene.file("run"));
     let agent = scene.agent();
@@ -398,11 +386,8 @@ const CUT: &str = "[...document.body.querySelectorAll('*')].filter(one => one.ch
      getComputedStyle(one).overflowX !== 'visible' && one.scrollWidth > one.clientWidth + 1))
     .map(one => one.tagName + ' ' + one.textContent.slice(0, 40))";
 
-#[test]
+#[privileged::test]
 fn the_page_shows_the_node_and_a_vm_in_a_browser_and_finds_the_next_agent() {
-    if !privileged::or_skip() {
-        return;
-    }
     let records = tempfile::tempdir().expect("a directory");
     let host = Host::new().expect("a node");
     let identity = Identity::of(0);

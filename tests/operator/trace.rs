@@ -149,11 +149,8 @@ fn at(lines: &[String], words: &[&str]) -> usize {
     found.unwrap_or_else(|| panic!("no line with {words:?} in {lines:#?}"))
 }
 
-#[test]
+#[privileged::test]
 fn a_trace_shows_the_frames_of_one_guest_in_order_with_their_verdicts() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     let _agent = scene.agent();
     let [traced, other] = &scene.guests[..] else { panic!("two guests") };
@@ -183,11 +180,8 @@ fn a_trace_shows_the_frames_of_one_guest_in_order_with_their_verdicts() {
     assert!(lines.iter().any(|line| line.trim() == format!("{frames}  frames seen, 0 lost")), "{lines:#?}");
 }
 
-#[test]
+#[privileged::test]
 fn a_trace_in_json_has_a_line_for_each_frame_and_a_last_one() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     let _agent = scene.agent();
     let traced = &scene.guests[0];
@@ -223,11 +217,8 @@ fn a_trace_in_json_has_a_line_for_each_frame_and_a_last_one() {
     assert_eq!(counted, frames.len() as u64);
 }
 
-#[test]
+#[privileged::test]
 fn a_port_trace_shows_the_dropped_frames_of_an_impostor() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     let _agent = scene.agent();
     let port = scene.guests[0].host_tap().name().to_owned();
@@ -242,11 +233,8 @@ fn a_port_trace_shows_the_dropped_frames_of_an_impostor() {
     );
 }
 
-#[test]
+#[privileged::test]
 fn printed_lines_hold_no_token_and_files_only_with_the_payload_option() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     let _agent = scene.agent();
     let guest = &scene.guests[0];
@@ -304,11 +292,8 @@ fn reads_back(file: &Path, first: &str, segments: usize) {
     assert!(comments.len() >= segments && segments > 0, "{} of {segments}", comments.len());
 }
 
-#[test]
+#[privileged::test]
 fn only_one_trace_runs_at_a_time_and_killing_its_reader_ends_it() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     let agent = scene.agent();
     assert_eq!(filter(agent.pid()).expect("the filter"), [0; 5]);
@@ -344,11 +329,8 @@ fn filter(pid: u32) -> Result<[u32; 5]> {
     anyhow::bail!("process {pid} has no map {}", name::TRACE)
 }
 
-#[test]
+#[privileged::test]
 fn frames_that_arrive_faster_than_the_reader_reads_count_as_lost() {
-    if !privileged::or_skip() {
-        return;
-    }
     const FRAMES: u64 = 20_000;
     let host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");
@@ -381,11 +363,8 @@ fn frames_that_arrive_faster_than_the_reader_reads_count_as_lost() {
     assert!(seen > 0 && lost > 0 && seen + lost == FRAMES, "{last}");
 }
 
-#[test]
+#[privileged::test]
 fn a_trace_ends_after_the_requested_frames_or_seconds() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     let _agent = scene.agent();
     let started = Instant::now();
@@ -428,11 +407,8 @@ fn a_target_that_cannot_be_traced_is_refused_with_a_reason() {
     .expect("the port is named");
 }
 
-#[test]
+#[privileged::test]
 fn a_vm_can_be_traced_by_each_name_that_status_shows() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     let _agent = scene.agent();
     let identity = scene.guests[0].identity();

@@ -256,11 +256,8 @@ fn the_hook_says_by_hand_what_it_did_and_who_may_read_its_files() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_domain_that_the_hook_refused_is_in_the_status_until_it_is_mended() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (room, host) = (tempfile::tempdir().expect("a directory"), Host::new().expect("a node"));
     let _agent = Agent::start(host.ns(), room.path(), &[]).expect("an agent");
     let run = room.path().join("run").display().to_string();

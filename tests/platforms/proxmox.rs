@@ -134,11 +134,8 @@ fn has(guest: &Guest, path: &str, part: &str) -> Result<()> {
     Ok(())
 }
 
-#[test]
+#[privileged::test]
 fn a_vm_is_served_while_its_configuration_is_on_the_node() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let (first, second) = (Identity::of(0), Identity::of(1));
     let guest = node.guest(100, &first).expect("a guest");
@@ -169,11 +166,8 @@ fn a_vm_is_served_while_its_configuration_is_on_the_node() {
     .expect("one VM is left");
 }
 
-#[test]
+#[privileged::test]
 fn two_configurations_with_one_uuid_are_two_vms() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let victim = Identity::of(0);
     let attacker = Identity { instance_id: victim.instance_id.clone(), ..Identity::of(1) };
@@ -208,11 +202,8 @@ fn two_configurations_with_one_uuid_are_two_vms() {
     assert_eq!(shared.records, ["proxmox/100", "proxmox/101"]);
 }
 
-#[test]
+#[privileged::test]
 fn vms_are_served_while_the_clusters_file_system_is_away() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, _, guest) = Node::with_vm();
     let agent = node.agent().expect("an agent");
     let is_served = || has(&guest, "/v1/meta-data", "local-hostname: web-1.example");
@@ -368,11 +359,8 @@ fn join(nodes: &[Node]) -> tempfile::TempDir {
     cluster
 }
 
-#[test]
+#[privileged::test]
 fn a_vm_that_migrates_is_served_on_both_nodes_until_its_configuration_has_moved() {
-    if !privileged::or_skip() {
-        return;
-    }
     let nodes = [Node::new(), Node::new()];
     let _cluster = join(&nodes);
     let identity = Identity::of(0);
@@ -401,11 +389,8 @@ fn a_vm_that_migrates_is_served_on_both_nodes_until_its_configuration_has_moved(
     assert_eq!(nodes[1].served().expect("a status"), 1);
 }
 
-#[test]
+#[privileged::test]
 fn a_vm_whose_migration_fails_is_forgotten_where_it_did_not_arrive() {
-    if !privileged::or_skip() {
-        return;
-    }
     let nodes = [Node::new(), Node::new()];
     let _cluster = join(&nodes);
     let identity = Identity::of(0);

@@ -138,11 +138,8 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
-#[test]
+#[privileged::test]
 fn each_recipe_starts_its_hypervisor_on_a_served_tap_and_takes_the_vm_out() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let _agent = node.agent().expect("an agent");
     for recipe in &RECIPES {
@@ -187,11 +184,8 @@ fn a_recipe_without_arguments_says_how_it_is_called_and_does_nothing() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn firecrackers_configuration_names_tap_mac_and_seed() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let _agent = node.agent().expect("an agent");
     let [.., firecracker] = &RECIPES;
@@ -208,11 +202,8 @@ fn firecrackers_configuration_names_tap_mac_and_seed() {
     assert_eq!(vm.get("mmds-config"), None, "Firecracker's own metadata service would answer instead");
 }
 
-#[test]
+#[privileged::test]
 fn firecrackers_recipe_takes_an_initrd() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let _agent = node.agent().expect("an agent");
     let [.., firecracker] = &RECIPES;
@@ -223,11 +214,8 @@ fn firecrackers_recipe_takes_an_initrd() {
     assert_eq!(vm["boot-source"]["initrd_path"], "initrd.img", "{vm}");
 }
 
-#[test]
+#[privileged::test]
 fn firecrackers_recipe_refuses_other_numbers_of_arguments_and_leaves_nothing() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let _agent = node.agent().expect("an agent");
     let [.., firecracker] = &RECIPES;
@@ -242,11 +230,8 @@ fn firecrackers_recipe_refuses_other_numbers_of_arguments_and_leaves_nothing() {
 const INTERRUPTING: &str = "#!/bin/sh\n\"$AGENT\" \"$@\"\ncode=$?\n\
                             [ \"$1\" != register ] || kill -TERM \"$PPID\"\nexit \"$code\"\n";
 
-#[test]
+#[privileged::test]
 fn a_recipe_that_is_interrupted_while_it_registers_takes_the_vm_out() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let _agent = node.agent().expect("an agent");
     fs::create_dir_all(node.path("bin")).expect("a directory");
@@ -258,11 +243,8 @@ fn a_recipe_that_is_interrupted_while_it_registers_takes_the_vm_out() {
     node.is_clean("qemu");
 }
 
-#[test]
+#[privileged::test]
 fn a_recipe_whose_hypervisor_ends_early_fails_and_takes_the_vm_out() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new();
     let _agent = node.agent().expect("an agent");
     for recipe in &RECIPES {

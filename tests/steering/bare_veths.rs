@@ -110,11 +110,8 @@ impl Scene {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_guest_behind_a_bare_veth_gets_small_and_large_answers() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new(None);
     let _agent = scene.agent(&[]);
     let (code, output) = scene.register("20");
@@ -123,11 +120,8 @@ fn a_guest_behind_a_bare_veth_gets_small_and_large_answers() {
     scene.expect_served("bare");
 }
 
-#[test]
+#[privileged::test]
 fn a_guest_stays_served_while_gro_is_switched_on_and_off() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new(None);
     let _agent = scene.agent(&[]);
     let (code, output) = scene.register("20");
@@ -142,11 +136,8 @@ fn a_guest_stays_served_while_gro_is_switched_on_and_off() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_guest_behind_a_bare_veth_is_served_by_the_next_agent() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new(None);
     let first = scene.agent(&[]);
     let (code, output) = scene.register("20");
@@ -163,11 +154,8 @@ fn a_guest_behind_a_bare_veth_is_served_by_the_next_agent() {
     scene.expect_served("after a crash");
 }
 
-#[test]
+#[privileged::test]
 fn a_guest_behind_a_bare_veth_of_another_namespace_is_not_reported_served() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new(Some(Namespace::new("pod").expect("a pod")));
     let _agent = scene.agent(&[]);
     let (code, output) = scene.register("2");

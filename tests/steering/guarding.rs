@@ -57,11 +57,8 @@ fn write(identity: &Identity, records: &Path) {
     replace(&identity.path(records), &record.to_string()).expect("a record");
 }
 
-#[test]
+#[privileged::test]
 fn a_tap_without_a_record_blocks_metadata_traffic_and_nothing_else() {
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");
     let mut witness = Witness::new(&host).expect("a witness");
@@ -101,11 +98,8 @@ fn a_tap_without_a_record_blocks_metadata_traffic_and_nothing_else() {
     assert!(reaches_bridge(&after, &mut witness, &frames::known_good()).expect("a frame"), "after the agent");
 }
 
-#[test]
+#[privileged::test]
 fn a_tap_stays_closed_between_two_records() {
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");
     let identity = Identity::of(0);
@@ -154,11 +148,8 @@ fn a_tap_stays_closed_between_two_records() {
     assert!(!seen.iter().any(asks), "a frame for a served address left the tap: {seen:02x?}");
 }
 
-#[test]
+#[privileged::test]
 fn taps_are_guarded_in_a_namespace_while_it_has_a_served_instance() {
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");
     let pod = Host::inside(Namespace::new("pod").expect("a namespace")).expect("a pod");
@@ -184,13 +175,10 @@ fn taps_are_guarded_in_a_namespace_while_it_has_a_served_instance() {
     .expect("the tap is open again");
 }
 
-#[test]
+#[privileged::test]
 fn taps_without_a_record_in_one_namespace_take_few_ports_of_the_node() {
     const MADE: usize = 150;
     const CLOSED: u64 = 64;
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");
     let pod = Host::inside(Namespace::new("pod").expect("a namespace")).expect("a pod");
@@ -224,11 +212,8 @@ fn taps_without_a_record_in_one_namespace_take_few_ports_of_the_node() {
     assert_eq!(count("closed").expect("metrics"), CLOSED);
 }
 
-#[test]
+#[privileged::test]
 fn a_device_that_is_no_tap_or_has_another_program_is_left_alone() {
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");
     host.ns().ip("tuntap add dev bare mode tun").expect("a tun");

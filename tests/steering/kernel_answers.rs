@@ -268,11 +268,8 @@ fn scenes(programs: &mut Programs, book: &Book) -> Vec<(String, Vec<u8>)> {
     scenes
 }
 
-#[test]
+#[privileged::test]
 fn the_kernel_follows_the_policy() {
-    if !privileged::or_skip() {
-        return;
-    }
     in_empty_namespace(|| {
         let mut programs = node();
         let book = Book::default();
@@ -297,12 +294,9 @@ fn the_kernel_follows_the_policy() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn the_kernel_and_the_policy_agree_on_mutated_segments() {
     const ROUNDS: usize = 20_000;
-    if !privileged::or_skip() {
-        return;
-    }
     let mut random = fastrand::Rng::with_seed(seed());
     in_empty_namespace(|| {
         let mut programs = node();
@@ -337,11 +331,8 @@ fn the_kernel_and_the_policy_agree_on_mutated_segments() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn a_port_that_cannot_send_back_has_every_frame_steered() {
-    if !privileged::or_skip() {
-        return;
-    }
     in_empty_namespace(|| {
         let mut programs = node();
         programs.own(PORT, Port { answers: 0, ..OPEN_PORT }).expect("a port without answers, such as a veth");
@@ -353,12 +344,9 @@ fn a_port_that_cannot_send_back_has_every_frame_steered() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn the_kernel_answers_neither_strangers_nor_floods() {
     const HOUR_NS: u64 = 3_600_000_000_000;
-    if !privileged::or_skip() {
-        return;
-    }
     let syn = segment(families()[0], TcpControl::Syn, SEQ, None, &[]);
     in_empty_namespace(|| {
         let mut programs = node();

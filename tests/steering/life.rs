@@ -27,11 +27,8 @@ fn links(ns: &Namespace) -> String {
     ns.ip("-o link").expect("the list of links").lines().map(|line| format!("{line}\n")).collect()
 }
 
-#[test]
+#[privileged::test]
 fn starting_and_stopping_leaves_no_device() {
-    if !privileged::or_skip() {
-        return;
-    }
     let ns = Namespace::new("steer").expect("a namespace");
     let before = links(&ns);
     let steering = start_in(&ns, &config()).expect("steering starts");
@@ -43,11 +40,8 @@ fn starting_and_stopping_leaves_no_device() {
     assert_eq!(links(&ns), before);
 }
 
-#[test]
+#[privileged::test]
 fn stopping_removes_the_hubs_devices_while_its_taps_are_open() {
-    if !privileged::or_skip() {
-        return;
-    }
     let ns = Namespace::new("steer").expect("a namespace");
     let before = links(&ns);
     let mut steering = start_in(&ns, &config()).expect("steering starts");
@@ -57,11 +51,8 @@ fn stopping_removes_the_hubs_devices_while_its_taps_are_open() {
     assert_eq!(links(&ns), before);
 }
 
-#[test]
+#[privileged::test]
 fn the_host_sends_no_frame_of_its_own_on_the_hubs_devices() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::start();
     let addresses = node.ns.ip("-o -6 addr").expect("the list of addresses");
     assert!(!addresses.contains("imds"), "{addresses}");
@@ -74,12 +65,9 @@ fn the_host_sends_no_frame_of_its_own_on_the_hubs_devices() {
     node.expect_count(Verdict::SocketDropAbsent, 0);
 }
 
-#[test]
+#[privileged::test]
 #[expect(unsafe_code, reason = "a thread gets mounts of its own by unshare(2), which has no safe form")]
 fn no_file_system_is_mounted_for_the_maps() {
-    if !privileged::or_skip() {
-        return;
-    }
     // Other tests mount file systems meanwhile. A thread with mounts of its own sees only what it does itself.
     let thread = std::thread::spawn(|| {
         // SAFETY: this thread shares nothing that it changes: it mounts by paths, and ends with the test.
@@ -104,11 +92,8 @@ fn no_file_system_is_mounted_for_the_maps() {
     thread.join().expect("the test in the thread passes");
 }
 
-#[test]
+#[privileged::test]
 fn a_detached_port_is_restored_and_can_be_attached_again() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     for round in 1..=3 {
@@ -134,11 +119,8 @@ fn a_detached_port_is_restored_and_can_be_attached_again() {
     node.expect_count(Verdict::SteerArp, 3);
 }
 
-#[test]
+#[privileged::test]
 fn a_deleted_tap_detaches_without_error_and_can_be_created_again() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let pod = Namespace::new("pod").expect("a namespace");
     for ns in [node.ns.name(), pod.name()].map(|name| Namespace::open(name).expect("the namespace")) {
@@ -159,11 +141,8 @@ fn a_deleted_tap_detaches_without_error_and_can_be_created_again() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_recreated_tap_is_attached_with_no_identity_bound() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
@@ -180,11 +159,8 @@ fn a_recreated_tap_is_attached_with_no_identity_bound() {
     node.expect_count(Verdict::SteerArp, 1);
 }
 
-#[test]
+#[privileged::test]
 fn a_renamed_tap_is_attached_under_its_new_name() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
@@ -197,11 +173,8 @@ fn a_renamed_tap_is_attached_under_its_new_name() {
     node.expect_count(Verdict::SteerArp, 1);
 }
 
-#[test]
+#[privileged::test]
 fn a_port_of_a_renamed_namespace_is_attached_under_the_new_name() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let pod = Namespace::new("pod").expect("a namespace");
     let (tap, first) = port(&pod, "tap0", &node.ns);
@@ -223,11 +196,8 @@ fn a_port_of_a_renamed_namespace_is_attached_under_the_new_name() {
     assert_eq!(node.steering.attachments().ports().map(|(name, _)| name).collect::<Vec<_>>(), [&second]);
 }
 
-#[test]
+#[privileged::test]
 fn a_device_of_equal_index_in_another_namespace_is_not_the_port() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("pod");
@@ -247,11 +217,8 @@ fn a_device_of_equal_index_in_another_namespace_is_not_the_port() {
     assert_eq!(node.steering.attachments().find(&name).expect("a look-up"), DeviceLookup::Other);
 }
 
-#[test]
+#[privileged::test]
 fn an_attached_port_does_not_keep_its_namespace_alive() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let pod = Namespace::new("pod").expect("a namespace");
     // When a namespace ends, the veth in it and that veth's peer vanish, which the test sees from outside.
@@ -326,11 +293,8 @@ fn steer_until_killed(ns: &Namespace) -> ! {
 
 // The directory of pins: its permissions, damage to it, and its release.
 
-#[test]
+#[privileged::test]
 fn pins_and_their_directories_are_accessible_to_the_owner_only() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Bridged::start();
     let pins = node.bpffs.pins();
     let mode =
@@ -345,11 +309,8 @@ fn pins_and_their_directories_are_accessible_to_the_owner_only() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_pin_directory_that_others_may_write_to_is_refused() {
-    if !privileged::or_skip() {
-        return;
-    }
     let bpffs = Bpffs::mount().expect("a bpffs");
     let ns = Namespace::new("steer").expect("a namespace");
     std::fs::create_dir(bpffs.pins()).expect("a directory");
@@ -358,11 +319,8 @@ fn a_pin_directory_that_others_may_write_to_is_refused() {
     assert!(matches!(error, SteerError::Pins(PinsError::Exposed { mode: 0o777, .. })), "{error}");
 }
 
-#[test]
+#[privileged::test]
 fn damaged_maps_are_replaced_while_the_port_stays_closed() {
-    if !privileged::or_skip() {
-        return;
-    }
     type Damage = fn(&std::path::Path);
     let cases: [(&str, Damage); 3] = [
         ("one is missing", |maps| std::fs::remove_file(maps.join("GUESTS")).expect("removed")),
@@ -399,11 +357,8 @@ fn damaged_maps_are_replaced_while_the_port_stays_closed() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn entries_that_are_not_links_are_kept_or_replaced() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     node.end();
     let links = node.bpffs.pins().join("v1/links");
@@ -421,11 +376,8 @@ fn entries_that_are_not_links_are_kept_or_replaced() {
     node.assert_closed();
 }
 
-#[test]
+#[privileged::test]
 fn ports_pinned_by_another_version_are_moved_to_this_version() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     node.end();
     let pins = node.bpffs.pins();
@@ -444,11 +396,8 @@ fn ports_pinned_by_another_version_are_moved_to_this_version() {
     assert_eq!(node.bpffs.port_links().len(), 1);
 }
 
-#[test]
+#[privileged::test]
 fn an_agent_of_another_version_keeps_its_ports_from_a_start_and_a_takeover() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Bridged::start();
     let pins = node.bpffs.pins();
     std::fs::rename(pins.join("v1"), pins.join("v2")).expect("the running agent counts as a newer one");
@@ -468,11 +417,8 @@ fn an_agent_of_another_version_keeps_its_ports_from_a_start_and_a_takeover() {
     assert_eq!(running.attachments().bound_on(&node.name), [(ALICE, 7)]);
 }
 
-#[test]
+#[privileged::test]
 fn release_unpins_all_links_and_maps() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     node.end();
     let released = release(&node.bpffs.pins(), false).expect("released");
@@ -486,11 +432,8 @@ fn release_unpins_all_links_and_maps() {
     );
 }
 
-#[test]
+#[privileged::test]
 fn a_forced_release_does_not_detach_the_ports_of_a_running_agent() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     let released = release(&node.bpffs.pins(), true).expect("released");
     assert_eq!(released.links, 2, "one link of the port and one of the hub");
@@ -505,11 +448,8 @@ fn a_forced_release_does_not_detach_the_ports_of_a_running_agent() {
 
 // An agent takes over from a running agent (`--takeover`). Without that option it refuses to start beside it.
 
-#[test]
+#[privileged::test]
 fn a_second_agent_on_the_same_pins_is_refused_and_the_error_names_takeover() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Bridged::start();
     let elsewhere = Namespace::new("steer").expect("a namespace");
     let error = start_in(&elsewhere, &pinned(&node.bpffs)).err().expect("a refusal");
@@ -520,11 +460,8 @@ fn a_second_agent_on_the_same_pins_is_refused_and_the_error_names_takeover() {
     node.assert_closed();
 }
 
-#[test]
+#[privileged::test]
 fn a_running_agent_on_the_other_side_is_an_error_that_names_takeover() {
-    if !privileged::or_skip() {
-        return;
-    }
     let ns = Namespace::new("steer").expect("a namespace");
     ns.ip("tuntap add imds-t32 mode tap").expect("a tap");
     let error = start_in(&ns, &config()).err().expect("a refusal");
@@ -532,11 +469,8 @@ fn a_running_agent_on_the_other_side_is_an_error_that_names_takeover() {
     assert!(error.to_string().contains("--takeover"), "{error}");
 }
 
-#[test]
+#[privileged::test]
 fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     let mut old = node.steering.take().expect("it runs");
     let takeover = SteerConfig { adopt: PreviousAgent::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
@@ -580,11 +514,8 @@ fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
     assert_eq!(next.attachments().bound_on(&name), [(ALICE, 7), (BOB, 8)]);
 }
 
-#[test]
+#[privileged::test]
 fn an_identity_unbound_during_a_takeover_is_released_after_it() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     let mut old = node.steering.take().expect("it runs");
     old.bind(&node.name, BOB, 8).expect("bound");
@@ -602,11 +533,8 @@ fn an_identity_unbound_during_a_takeover_is_released_after_it() {
     assert_eq!(steered(&new), before + 1);
 }
 
-#[test]
+#[privileged::test]
 fn a_takeover_without_pins_of_a_running_agent_is_refused() {
-    if !privileged::or_skip() {
-        return;
-    }
     let bpffs = Bpffs::mount().expect("a bpffs");
     let ns = Namespace::new("steer").expect("a namespace");
     for (pins, side) in [(None, 1), (Some(bpffs.pins()), 1), (Some(bpffs.pins()), 2)] {
@@ -621,11 +549,8 @@ fn a_takeover_without_pins_of_a_running_agent_is_refused() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn the_next_agent_removes_remaining_hubs_of_both_sides() {
-    if !privileged::or_skip() {
-        return;
-    }
     let ns = Namespace::new("steer").expect("a namespace");
     // When an agent is killed, the veth of its hub remains and the tap does not.
     ns.ip_batch(
@@ -639,11 +564,8 @@ fn the_next_agent_removes_remaining_hubs_of_both_sides() {
 
 // The next agent inherits the pinned ports, identities and programs; until it starts, the ports stay closed.
 
-#[test]
+#[privileged::test]
 fn a_port_stays_closed_when_its_agent_ends_and_the_next_inherits_it() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     node.assert_closed();
     let key = node.steering.as_ref().map(|steering| steering.maps().key());
@@ -669,11 +591,8 @@ fn a_port_stays_closed_when_its_agent_ends_and_the_next_inherits_it() {
     assert_eq!(node.bpffs.port_links().len(), 1);
 }
 
-#[test]
+#[privileged::test]
 fn an_inherited_guest_is_steered_before_its_port_is_attached() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     node.end();
     let next = node.restart();
@@ -683,11 +602,8 @@ fn an_inherited_guest_is_steered_before_its_port_is_attached() {
     assert_eq!(steered(next), before + 1);
 }
 
-#[test]
+#[privileged::test]
 fn inherited_ports_that_are_not_wanted_are_released_with_their_slots() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     node.end();
     let next = node.restart();
@@ -697,11 +613,8 @@ fn inherited_ports_that_are_not_wanted_are_released_with_their_slots() {
     assert!(node.is_open());
 }
 
-#[test]
+#[privileged::test]
 fn an_inherited_port_that_is_wanted_is_kept_before_it_is_attached() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     node.end();
     let name = node.name.clone();
@@ -712,11 +625,8 @@ fn an_inherited_port_that_is_wanted_is_kept_before_it_is_attached() {
     node.assert_closed();
 }
 
-#[test]
+#[privileged::test]
 fn the_identity_of_a_tap_deleted_while_no_agent_ran_is_released() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     node.end();
     node.ns.ip("link del tap0").expect("the tap is deleted");
@@ -729,11 +639,8 @@ fn the_identity_of_a_tap_deleted_while_no_agent_ran_is_released() {
     delete(tap, &node.ns);
 }
 
-#[test]
+#[privileged::test]
 fn a_new_device_with_the_index_of_an_inherited_one_is_attached() {
-    if !privileged::or_skip() {
-        return;
-    }
     let bpffs = Bpffs::mount().expect("a bpffs");
     let ns = Namespace::new("steer").expect("a namespace");
     let mut steering = start_in(&ns, &pinned(&bpffs)).expect("steering starts");
@@ -753,11 +660,8 @@ fn a_new_device_with_the_index_of_an_inherited_one_is_attached() {
     assert_eq!(bpffs.port_links().len(), 1);
 }
 
-#[test]
+#[privileged::test]
 fn an_inherited_classifier_keeps_its_port_closed_and_is_replaced() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start_with(|config| config.mode = SteeringMode::Tcx);
     node.assert_closed();
     node.end();
@@ -776,11 +680,8 @@ fn an_inherited_classifier_keeps_its_port_closed_and_is_replaced() {
     node.assert_closed();
 }
 
-#[test]
+#[privileged::test]
 fn a_port_in_another_namespace_is_inherited() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     let pod = Namespace::new("pod").expect("a namespace");
     let (tap, name) = port(&pod, "tap0", &node.ns);
@@ -810,11 +711,8 @@ fn a_port_in_another_namespace_is_inherited() {
     assert_eq!(node.steering.as_ref().map(steered), Some(before + 1));
 }
 
-#[test]
+#[privileged::test]
 fn the_next_agent_passes_frames_for_an_address_it_does_not_serve() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start_with(|config| config.served.push(std::net::IpAddr::from(ELSEWHERE)));
     ask_for(&node.from, ALICE, ELSEWHERE);
     assert!(receives_nothing(&node.to, Mac::BROADCAST));
@@ -823,11 +721,8 @@ fn the_next_agent_passes_frames_for_an_address_it_does_not_serve() {
     node.assert_closed();
 }
 
-#[test]
+#[privileged::test]
 fn without_pins_nothing_outlives_the_agent() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start_with(|config| config.pins = None);
     node.assert_closed();
     node.end();

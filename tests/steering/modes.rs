@@ -54,11 +54,8 @@ fn bridged(config: &SteerConfig) -> (Node, Tap, Tap, PortName) {
     (node, alices, other, name)
 }
 
-#[test]
+#[privileged::test]
 fn every_frame_of_the_table_gets_the_same_verdict_from_xdp_and_tcx() {
-    if !privileged::or_skip() {
-        return;
-    }
     for (mode, in_a_pod) in MODES_AND_PODS {
         let config = SteerConfig {
             served: vec![SERVED_V4.into(), SERVED_V6.into()],
@@ -98,11 +95,8 @@ fn counts_delivery(verdict: Verdict) -> bool {
     matches!(verdict, Verdict::SocketDropAbsent | Verdict::SocketDelivered | Verdict::RingDelivered)
 }
 
-#[test]
+#[privileged::test]
 fn both_programs_steer_only_the_bound_mac_and_answer_only_its_port() {
-    if !privileged::or_skip() {
-        return;
-    }
     for mode in MODES {
         let (mut node, alices, bobs, name) = bridged(&by(mode));
         let bobs_name = PortName::local("tap1");
@@ -132,11 +126,8 @@ fn both_programs_steer_only_the_bound_mac_and_answer_only_its_port() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn the_classifier_enforces_the_limit_of_each_port() {
-    if !privileged::or_skip() {
-        return;
-    }
     let limits = PortLimits { frames_per_second: 1, burst: 8, ..UNLIMITED };
     let (node, alices, _, _) = bridged(&SteerConfig { limits, ..by(SteeringMode::Tcx) });
     (0..100).for_each(|_| ask(&alices, ALICE));
@@ -160,11 +151,8 @@ fn tcp_segment(len: usize, kind: u8, header: u16, segment: u16) -> Vec<u8> {
     frame
 }
 
-#[test]
+#[privileged::test]
 fn fragmented_and_oversized_frames_are_steered_or_dropped_but_never_pass() {
-    if !privileged::or_skip() {
-        return;
-    }
     const TCP: u8 = 1;
     let most = MAX_STEERED as usize;
     // Each case: a frame (its length, GSO type, header length and segment size), the classifier's verdict, and the
@@ -202,11 +190,8 @@ fn fragmented_and_oversized_frames_are_steered_or_dropped_but_never_pass() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn switching_under_load_loses_no_frame_and_leaks_none() {
-    if !privileged::or_skip() {
-        return;
-    }
     const SWITCHES: u64 = 200;
     let (mut node, alices, other, name) =
         bridged(&SteerConfig { limits: UNLIMITED, ..by(SteeringMode::Auto) });
@@ -261,11 +246,8 @@ fn drain(tap: &Tap, arrived: &AtomicU64) -> bool {
     leaked
 }
 
-#[test]
+#[privileged::test]
 fn a_port_follows_its_guest_from_booting_to_quiet_and_back() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (mut node, alices, _, name) = bridged(&by(SteeringMode::Auto));
     let start = Instant::now();
     let second = Duration::from_secs(1);
@@ -290,11 +272,8 @@ fn a_port_follows_its_guest_from_booting_to_quiet_and_back() {
     node.expect_count(Verdict::SocketDropAbsent, 201);
 }
 
-#[test]
+#[privileged::test]
 fn quiet_ports_are_switched_a_few_at_a_time_until_all_are() {
-    if !privileged::or_skip() {
-        return;
-    }
     const PORTS: usize = SWITCHES_AT_ONCE * 2 + 3;
     const { assert!(PORTS < LOOKS_AT_ONCE) };
     let mut node = Node::start_with(&by(SteeringMode::Auto));
@@ -318,11 +297,8 @@ fn quiet_ports_are_switched_a_few_at_a_time_until_all_are() {
     assert_eq!(node.steering.attachments().ports_by_program(), (0, PORTS));
 }
 
-#[test]
+#[privileged::test]
 fn a_port_with_another_agents_classifier_is_refused_by_name() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, _alices, _, name) = bridged(&by(SteeringMode::Tcx));
     for mode in [SteeringMode::Xdp, SteeringMode::Tcx, SteeringMode::Auto] {
         let other = SteerConfig { hub: "other".into(), ..by(mode) };
@@ -343,21 +319,15 @@ fn has(feature: Feature) -> bool {
     found.unwrap_or_else(|failure| panic!("{feature:?}: {failure}"))
 }
 
-#[test]
+#[privileged::test]
 fn the_kernel_attaches_a_classifier_exactly_if_it_is_found_to_have_tcx() {
-    if !privileged::or_skip() {
-        return;
-    }
     let ns = Namespace::new("features").expect("a namespace");
     let attached = ns.run_in(|| variants::attach_empty(LOOPBACK).map(drop));
     assert_eq!(has(Feature::Tcx), attached.is_ok(), "{attached:?}");
 }
 
-#[test]
+#[privileged::test]
 fn another_classifier_on_the_loopback_does_not_change_the_answer() {
-    if !privileged::or_skip() {
-        return;
-    }
     let ns = Namespace::new("features").expect("a namespace");
     ns.run_in(|| {
         let before = has(Feature::Tcx);
@@ -366,11 +336,8 @@ fn another_classifier_on_the_loopback_does_not_change_the_answer() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn steering_uses_what_the_kernel_is_found_to_have() {
-    if !privileged::or_skip() {
-        return;
-    }
     let lacking: Vec<_> = features().into_iter().filter(|(_, answer)| *answer != Ok(true)).collect();
     let mut node = Node::start_with(&SteerConfig { mode: SteeringMode::Auto, ..config() });
     assert_eq!(node.steering.hubs_mut().take_long_tap(0).is_some(), has(Feature::Tcx));
@@ -384,12 +351,9 @@ fn steering_uses_what_the_kernel_is_found_to_have() {
     assert_eq!(missing_helpers(), Ok(Vec::new()));
 }
 
-#[test]
+#[privileged::test]
 #[expect(unsafe_code, reason = "a thread gets descriptors of its own by unshare(2), which has no safe form")]
 fn asking_takes_two_capabilities_and_leaves_nothing_behind() {
-    if !privileged::or_skip() {
-        return;
-    }
     let ns = Namespace::new("features").expect("a namespace");
     let devices = ns.links().expect("a list of devices");
     ns.run_in(|| {
@@ -437,11 +401,8 @@ fn place(steering: &Steering, slot: u32) -> (u32, u32) {
     (bound.netns, bound.ifindex)
 }
 
-#[test]
+#[privileged::test]
 fn a_namespace_gets_no_number_whose_former_pin_could_not_be_removed() {
-    if !privileged::or_skip() {
-        return;
-    }
     let bpffs = Bpffs::mount().expect("a bpffs");
     let mut node = Node::start_with(&pinned(&bpffs));
     let (former, next) = (pod(&node.ns), pod(&node.ns));
@@ -470,11 +431,8 @@ fn a_namespace_gets_no_number_whose_former_pin_could_not_be_removed() {
     assert_eq!(node.steering.attachments().retired(), 1);
 }
 
-#[test]
+#[privileged::test]
 fn a_number_stays_taken_across_a_restart_while_its_pin_is_there() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     let former = pod(&node.ns);
     let steering = node.steering.as_mut().expect("it runs");
@@ -502,11 +460,8 @@ fn a_number_stays_taken_across_a_restart_while_its_pin_is_there() {
     assert!(node.bpffs.port_links().iter().all(|link| !link.starts_with(&format!("port-{number}-"))));
 }
 
-#[test]
+#[privileged::test]
 fn a_number_is_used_again_once_its_program_is_off() {
-    if !privileged::or_skip() {
-        return;
-    }
     let bpffs = Bpffs::mount().expect("a bpffs");
     let mut node = Node::start_with(&pinned(&bpffs));
     let mut numbers = Vec::new();
@@ -525,11 +480,8 @@ fn a_number_is_used_again_once_its_program_is_off() {
 
 // Port and MAC identify a guest, in whichever namespace the port is.
 
-#[test]
+#[privileged::test]
 fn a_bound_guest_reaches_the_hub_and_its_answer_reaches_it() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
@@ -543,11 +495,8 @@ fn a_bound_guest_reaches_the_hub_and_its_answer_reaches_it() {
     node.expect_count(Verdict::HubDelivered, 1);
 }
 
-#[test]
+#[privileged::test]
 fn a_frame_for_a_registered_socket_counts_as_delivered() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
@@ -564,11 +513,8 @@ fn a_frame_for_a_registered_socket_counts_as_delivered() {
     node.expect_count(Verdict::SocketDropAbsent, 0);
 }
 
-#[test]
+#[privileged::test]
 fn a_port_in_another_namespace_is_served_like_a_local_one() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let pod = Namespace::new("pod").expect("a namespace");
     let (tap, name) = port(&pod, "tap0", &node.ns);
@@ -580,11 +526,8 @@ fn a_port_in_another_namespace_is_served_like_a_local_one() {
     assert!(receives(&tap, ALICE));
 }
 
-#[test]
+#[privileged::test]
 fn ports_of_equal_index_in_two_namespaces_are_distinct() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let pods = [0, 1].map(|_| Namespace::new("pod").expect("a namespace"));
     let ports = pods.each_ref().map(|pod| port(pod, "tap0", &node.ns));
@@ -610,11 +553,8 @@ fn ports_of_equal_index_in_two_namespaces_are_distinct() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn an_unregistered_mac_is_dropped_on_every_port() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let ports = ["tap0", "tap1"].map(|ifname| port(&node.ns, ifname, &node.ns));
     for ((_, name), (mac, slot)) in ports.iter().zip([(ALICE, 0), (BOB, 1)]) {
@@ -628,11 +568,8 @@ fn an_unregistered_mac_is_dropped_on_every_port() {
     node.expect_count(Verdict::SteerArp, 0);
 }
 
-#[test]
+#[privileged::test]
 fn a_slot_bound_to_another_guest_no_longer_serves_the_first() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let (alices, alices_name) = port(&node.ns, "tap0", &node.ns);
     let (bobs, bobs_name) = port(&node.ns, "tap1", &node.ns);
@@ -650,11 +587,8 @@ fn a_slot_bound_to_another_guest_no_longer_serves_the_first() {
     assert!(receives_nothing(&alices, ALICE));
 }
 
-#[test]
+#[privileged::test]
 fn a_guest_bound_to_another_slot_frees_its_first_slot() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
@@ -666,11 +600,8 @@ fn a_guest_bound_to_another_slot_frees_its_first_slot() {
     assert!(receives(&tap, ALICE));
 }
 
-#[test]
+#[privileged::test]
 fn frames_from_and_answers_to_an_unbound_slot_are_dropped() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
@@ -684,11 +615,8 @@ fn frames_from_and_answers_to_an_unbound_slot_are_dropped() {
     assert!(receives_nothing(&tap, ALICE));
 }
 
-#[test]
+#[privileged::test]
 fn ordinary_frames_pass_between_ports() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let ports = ["tap0", "tap1"].map(|ifname| port(&node.ns, ifname, &node.ns));
     node.ns.ip_batch("link add br0 type bridge\nlink set br0 up\n").expect("a bridge");
@@ -707,11 +635,8 @@ fn ordinary_frames_pass_between_ports() {
     assert!(receives_nothing(to, Mac::BROADCAST), "a request for the service does not cross it");
 }
 
-#[test]
+#[privileged::test]
 fn namespaces_are_distinguished_and_their_numbers_are_reused() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     node.steering.prepare_for_namespaces().expect("a program");
     for turn in 1..=2 {
@@ -734,11 +659,8 @@ fn namespaces_are_distinguished_and_their_numbers_are_reused() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn identities_are_bound_before_a_prepared_port_has_a_program() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let pod = Namespace::new("pod").expect("a namespace");
     for ns in [node.ns.name(), pod.name()].map(|name| Namespace::open(name).expect("the namespace")) {

@@ -31,11 +31,8 @@ fn is_served(guest: &Guest) -> Result<()> {
     guest.fetch_own(PATH, NOTICE).map(drop)
 }
 
-#[test]
+#[privileged::test]
 fn a_tap_that_appears_later_is_served_and_so_is_the_next_of_its_name() {
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");
     let identity = Identity::of(0);
@@ -48,11 +45,8 @@ fn a_tap_that_appears_later_is_served_and_so_is_the_next_of_its_name() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn the_end_of_one_guest_does_not_affect_the_others() {
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");
     let identities: Vec<_> = (0..3).map(Identity::of).collect();
@@ -72,11 +66,8 @@ fn the_end_of_one_guest_does_not_affect_the_others() {
     is_served(&stays).expect("an answer at the end");
 }
 
-#[test]
+#[privileged::test]
 fn a_tap_in_another_namespace_is_served() {
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");
     let pods: Vec<_> =
@@ -108,11 +99,8 @@ fn a_tap_in_another_namespace_is_served() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn the_agent_follows_a_record_that_appears_changes_and_vanishes() {
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");
     let first = Identity::of(0);
@@ -139,11 +127,8 @@ fn the_agent_follows_a_record_that_appears_changes_and_vanishes() {
     .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
 }
 
-#[test]
+#[privileged::test]
 fn an_invalid_record_keeps_its_last_good_state_and_is_logged() {
-    if !privileged::or_skip() {
-        return;
-    }
     let host = Host::new().expect("a node");
     let records = tempfile::tempdir().expect("a directory");
     let identity = Identity::of(0);
@@ -175,11 +160,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a guest waits for an answer on one connection.
 const ATTEMPT: Duration = Duration::from_secs(1);
 
-#[test]
+#[privileged::test]
 fn the_next_agent_answers_guests_of_a_hundred_namespaces_after_a_kill() {
-    if !privileged::or_skip() {
-        return;
-    }
     for steer in ["auto", "tcx"] {
         let node = ManyNamespaces::new(NAMESPACES, &["--steer", steer]).expect("a node");
         let agent = node.agent().expect("an agent");

@@ -67,11 +67,8 @@ fn steered_by(mode: SteeringMode, limits: PortLimits) -> SteerConfig {
     SteerConfig { mode, limits, ..config() }
 }
 
-#[test]
+#[privileged::test]
 fn xdp_is_detached_from_a_quiet_guest_in_a_pod_and_attached_when_it_is_active() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start_with(&steered_by(SteeringMode::Auto, PortLimits::default()));
     let pod = Pod::new(&mut node.steering, &node.ns);
     let mut ring = node.steering.hubs_mut().take_ring(0).expect("this kernel has rings");
@@ -110,11 +107,8 @@ fn xdp_is_detached_from_a_quiet_guest_in_a_pod_and_attached_when_it_is_active() 
     assert_eq!(look(&mut node, QUIET * 3 + second), Some(SteeringProgram::Tcx), "the guest is quiet again");
 }
 
-#[test]
+#[privileged::test]
 fn only_the_bound_mac_of_a_port_in_a_pod_is_steered() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start_with(&steered_by(SteeringMode::Tcx, PortLimits::default()));
     // Both taps have the same index: only their namespaces distinguish the guests.
     let (alice, bob) = (Pod::new(&mut node.steering, &node.ns), Pod::new(&mut node.steering, &node.ns));
@@ -150,11 +144,8 @@ fn frame_of(len: usize) -> Vec<u8> {
     frame
 }
 
-#[test]
+#[privileged::test]
 fn frames_of_every_length_arrive_whole_or_are_counted_as_dropped() {
-    if !privileged::or_skip() {
-        return;
-    }
     let unlimited = PortLimits { frames_per_second: 0, connections_per_second: 0, ..PortLimits::default() };
     let mut node = Node::start_with(&steered_by(SteeringMode::Tcx, unlimited));
     let pod = Namespace::new("pod").expect("a namespace");
@@ -179,11 +170,8 @@ fn frames_of_every_length_arrive_whole_or_are_counted_as_dropped() {
     node.expect_count(Verdict::DropOversize, 2);
 }
 
-#[test]
+#[privileged::test]
 fn a_full_ring_counts_drops_and_reserves_half_for_guests_that_send_little() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start_with(&steered_by(
         SteeringMode::Tcx,
         PortLimits { burst: 65_536, ..PortLimits::default() },
@@ -215,11 +203,8 @@ fn a_full_ring_counts_drops_and_reserves_half_for_guests_that_send_little() {
     assert_eq!(frames_in(&mut ring).len(), 1, "an emptied ring must accept frames again");
 }
 
-#[test]
+#[privileged::test]
 fn the_next_agent_inherits_and_switches_ports_in_a_pod() {
-    if !privileged::or_skip() {
-        return;
-    }
     let bpffs = support::bpffs::Bpffs::mount().expect("a bpffs");
     let ns = Namespace::new("steer").expect("a namespace");
     let config = SteerConfig { mode: SteeringMode::Auto, pins: Some(bpffs.pins()), ..config() };

@@ -140,11 +140,8 @@ fn is_served_from_any_cpu(backend: Backend) {
 }
 
 /// The limit of docs/src/reference/limits.md: a kernel that no longer chooses by CPU makes it obsolete.
-#[test]
+#[privileged::test]
 fn xdp_answers_by_the_attached_queue_of_its_cpu_even_if_the_guest_does_not_read_it() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     let mut queues = scene.two_queues();
     let _agent = scene.agent("xdp");
@@ -164,11 +161,8 @@ fn xdp_answers_by_the_attached_queue_of_its_cpu_even_if_the_guest_does_not_read_
     }
 }
 
-#[test]
+#[privileged::test]
 fn with_classifiers_answers_follow_the_queue_that_the_guest_uses() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     let [_unread, mut read] = scene.two_queues();
     let agent = scene.agent("tcx");

@@ -65,11 +65,8 @@ fn verdict_and_slot(programs: &mut Programs, by: &str, frame: &[u8]) -> (Verdict
     (Verdict::from_index(event.verdict).expect("a verdict"), event.slot)
 }
 
-#[test]
+#[privileged::test]
 fn each_frame_of_a_guest_is_reported_as_it_was_sent_with_its_verdict() {
-    if !privileged::or_skip() {
-        return;
-    }
     let traces = [
         Trace::of(Some(PORT), None, PASSING_TOO),
         Trace::of(None, Some(GUEST.0), PASSING_TOO),
@@ -92,11 +89,8 @@ fn each_frame_of_a_guest_is_reported_as_it_was_sent_with_its_verdict() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn the_first_bytes_of_a_frame_of_any_length_are_reported() {
-    if !privileged::or_skip() {
-        return;
-    }
     in_empty_namespace(|| {
         let mut programs = node();
         programs.watch(Trace::of(Some(PORT), None, 0)).expect("a watch");
@@ -115,11 +109,8 @@ fn the_first_bytes_of_a_frame_of_any_length_are_reported() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn only_frames_of_the_watched_guest_are_reported() {
-    if !privileged::or_skip() {
-        return;
-    }
     let elsewhere = PortKey { ifindex: LOOPBACK + 1, ..PORT };
     let other = Mac([0x52, 0x54, 0, 0, 0, 1]).0;
     let other_filters = [
@@ -148,11 +139,8 @@ fn only_frames_of_the_watched_guest_are_reported() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn an_answer_of_the_kernel_is_reported_after_its_request() {
-    if !privileged::or_skip() {
-        return;
-    }
     let arp = frames::frame(&[], ethernet::ARP, &frames::arp_request(SERVED_V4));
     let syn = frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, tcp::SYN));
     in_empty_namespace(|| {
@@ -173,11 +161,8 @@ fn an_answer_of_the_kernel_is_reported_after_its_request() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn an_answer_of_user_space_is_reported_as_the_guest_receives_it() {
-    if !privileged::or_skip() {
-        return;
-    }
     let sent = frames::with(steered(), ethernet::DESTINATION, &stamp(IDENTITY.slot).0);
     let received = frames::with(steered(), ethernet::DESTINATION, &GUEST.0);
     in_empty_namespace(|| {
@@ -203,12 +188,9 @@ fn an_answer_of_user_space_is_reported_as_the_guest_receives_it() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn unread_events_are_lost_and_counted() {
     const FRAMES: usize = 2_000;
-    if !privileged::or_skip() {
-        return;
-    }
     in_empty_namespace(|| {
         let mut programs = node();
         programs.watch(Trace::of(Some(PORT), None, 0)).expect("a watch");

@@ -107,11 +107,8 @@ fn assert_known_good(programs: &mut Programs) {
 
 // The programs give each frame the verdict of `classify`, for named, mutated and enumerated frames.
 
-#[test]
+#[privileged::test]
 fn every_named_frame_gets_its_verdict() {
-    if !privileged::or_skip() {
-        return;
-    }
     in_empty_namespace(|| {
         let mut programs = node_with_guest();
         for case in frames::cases() {
@@ -126,11 +123,8 @@ fn every_named_frame_gets_its_verdict() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn a_priority_tag_changes_no_verdict_and_no_answer_and_stays_on_frames_that_pass() {
-    if !privileged::or_skip() {
-        return;
-    }
     in_empty_namespace(|| {
         let mut programs = node_with_guest();
         for answers in [0, ANSWER_LINK | ANSWER_TCP] {
@@ -159,12 +153,9 @@ fn a_priority_tag_changes_no_verdict_and_no_answer_and_stays_on_frames_that_pass
     });
 }
 
-#[test]
+#[privileged::test]
 fn the_kernel_and_the_policy_agree_on_mutated_frames() {
     const ROUNDS: usize = 20_000;
-    if !privileged::or_skip() {
-        return;
-    }
     let mut random = fastrand::Rng::with_seed(seed());
     in_empty_namespace(|| {
         let mut programs = node_with_guest();
@@ -214,11 +205,8 @@ fn assert_totals<N: Copy + Into<u32>>(
     assert_eq!(programs.counters().expect("counters"), expected);
 }
 
-#[test]
+#[privileged::test]
 fn only_ip_arp_and_tagged_ethertypes_are_parsed() {
-    if !privileged::or_skip() {
-        return;
-    }
     // Each frame is a SYN to the service with another EtherType. The packet is no valid ARP or IPv6. After a VLAN
     // EtherType, its first bytes are read as a tag and another EtherType. After a length, it lacks LLC and SNAP.
     let totals = [
@@ -232,20 +220,14 @@ fn only_ip_arp_and_tagged_ethertypes_are_parsed() {
     in_empty_namespace(|| assert_totals(0..=u16::MAX, |n| frames::frame(&[], n, &syn), &totals));
 }
 
-#[test]
+#[privileged::test]
 fn all_tcp_ports_of_a_served_address_are_steered() {
-    if !privileged::or_skip() {
-        return;
-    }
     let frame = |port| frames::frame(&[], ethernet::IPV4, &frames::syn(SERVED_V4, port));
     in_empty_namespace(|| assert_totals(0..=u16::MAX, frame, &[(Verdict::SteerIpv4Tcp, 65_536)]));
 }
 
-#[test]
+#[privileged::test]
 fn tcp_and_icmp_are_the_only_ipv4_protocols_served() {
-    if !privileged::or_skip() {
-        return;
-    }
     let totals = [
         (Verdict::SteerIpv4Tcp, 1),
         (Verdict::SteerIpv4Icmp, 1),
@@ -256,11 +238,8 @@ fn tcp_and_icmp_are_the_only_ipv4_protocols_served() {
     in_empty_namespace(|| assert_totals(0..=u8::MAX, frame, &totals));
 }
 
-#[test]
+#[privileged::test]
 fn tcp_and_icmpv6_are_the_only_ipv6_next_headers_served() {
-    if !privileged::or_skip() {
-        return;
-    }
     let extensions = (0..=u8::MAX).filter(|n| protocol::is_extension(*n)).count() as u64;
     assert_eq!(extensions, 10);
     let totals = [
@@ -289,11 +268,8 @@ fn the_frames_of_these_tests_are_valid_ip_packets() {
 
 // What a port registers and limits decides which of its frames are served.
 
-#[test]
+#[privileged::test]
 fn port_and_mac_together_identify_a_guest() {
-    if !privileged::or_skip() {
-        return;
-    }
     let elsewhere = [PortKey { netns: NETNS + 1, ..PORT }, PortKey { ifindex: LOOPBACK + 1, ..PORT }];
     in_empty_namespace(|| {
         let mut programs = node();
@@ -349,12 +325,9 @@ fn a_flood_from_unknown_macs_is_counted_in_full_and_logged_sparsely() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn a_port_over_its_frame_limit_is_throttled_while_other_traffic_passes() {
     const HOUR_NS: u64 = 3_600_000_000_000;
-    if !privileged::or_skip() {
-        return;
-    }
     in_empty_namespace(|| {
         let mut programs = node_with_guest();
         let two_an_hour = Port { frame_ns: HOUR_NS, depth_ns: 2 * HOUR_NS, ..UNLIMITED };
@@ -372,12 +345,9 @@ fn a_port_over_its_frame_limit_is_throttled_while_other_traffic_passes() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn a_port_over_its_connection_limit_keeps_its_open_connections() {
     const HOUR_NS: u64 = 3_600_000_000_000;
-    if !privileged::or_skip() {
-        return;
-    }
     let v4 = |flags| frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, flags));
     let v6 = |flags| frames::frame(&[], ethernet::IPV6, &frames::tcp6(SERVED_V6, flags));
     in_empty_namespace(|| {
@@ -399,11 +369,8 @@ fn a_port_over_its_connection_limit_keeps_its_open_connections() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn a_closed_port_serves_nothing_and_passes_all_other_traffic() {
-    if !privileged::or_skip() {
-        return;
-    }
     in_empty_namespace(|| {
         let mut programs = node_with_guest();
         programs.own(PORT, Port::closed()).expect("the port is closed");
@@ -424,12 +391,9 @@ fn a_closed_port_serves_nothing_and_passes_all_other_traffic() {
 
 // Frames reach the hub and its socket, and answers leave the hub for their guest.
 
-#[test]
+#[privileged::test]
 fn a_departing_agents_hub_gets_only_the_connections_it_claimed() {
     const GONE: u32 = 9;
-    if !privileged::or_skip() {
-        return;
-    }
     let v4 = |flags| frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, flags));
     let v6 = |flags| frames::frame(&[], ethernet::IPV6, &frames::tcp6(SERVED_V6, flags));
     let other_port = frames::with(v4(tcp::ACK), ethernet::HEADER + ipv4::HEADER, &[7, 7]);
@@ -469,11 +433,8 @@ fn a_departing_agents_hub_gets_only_the_connections_it_claimed() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn the_kernel_keeps_answering_while_an_agent_departs() {
-    if !privileged::or_skip() {
-        return;
-    }
     let syn = frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, tcp::SYN));
     in_empty_namespace(|| {
         let mut programs = node_with_guest();
@@ -488,11 +449,8 @@ fn the_kernel_keeps_answering_while_an_agent_departs() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn metadata_frames_are_dropped_without_a_hub_and_others_pass() {
-    if !privileged::or_skip() {
-        return;
-    }
     in_empty_namespace(|| {
         let mut programs = node_with_guest();
         for hub in [IDENTITY.hub + 1, u32::MAX] {
@@ -507,12 +465,9 @@ fn metadata_frames_are_dropped_without_a_hub_and_others_pass() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn answers_leave_the_hub_for_the_guest_they_are_stamped_with() {
     const GUEST_AT: Guest = Guest { mac: GUEST.0, live: 1 };
-    if !privileged::or_skip() {
-        return;
-    }
     in_empty_namespace(|| {
         let mut programs = node();
         programs.place_guest(7, GUEST_AT).expect("a guest with a device");
@@ -542,12 +497,9 @@ fn answers_leave_the_hub_for_the_guest_they_are_stamped_with() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn the_hubs_classifier_delivers_to_devices_of_its_own_namespace_that_are_still_there() {
     const GUEST_AT: Guest = Guest { mac: GUEST.0, live: 1 };
-    if !privileged::or_skip() {
-        return;
-    }
     in_empty_namespace(|| {
         let mut programs = node();
         for slot in 4..9 {
@@ -597,11 +549,8 @@ fn the_hubs_classifier_delivers_to_devices_of_its_own_namespace_that_are_still_t
     });
 }
 
-#[test]
+#[privileged::test]
 fn frames_reach_the_socket_of_their_queue_or_are_dropped() {
-    if !privileged::or_skip() {
-        return;
-    }
     in_empty_namespace(|| {
         let mut programs = node();
         let frame = frames::known_good();
@@ -623,11 +572,8 @@ fn frames_reach_the_socket_of_their_queue_or_are_dropped() {
 
 // Programs behind a stub give the verdicts that they give when they are attached themselves.
 
-#[test]
+#[privileged::test]
 fn programs_behind_a_stub_give_the_same_verdicts_in_their_namespace() {
-    if !privileged::or_skip() {
-        return;
-    }
     in_empty_namespace(|| {
         let mut direct = node_with_guest();
         let mut behind = with_guest(serving(Programs::load_behind_stub(NETNS).expect("the objects load")));
@@ -665,11 +611,8 @@ fn programs_behind_a_stub_give_the_same_verdicts_in_their_namespace() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn a_guest_of_another_namespace_is_unknown_behind_a_stub() {
-    if !privileged::or_skip() {
-        return;
-    }
     let frame = frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, tcp::SYN));
     in_empty_namespace(|| {
         let mut programs =
@@ -683,11 +626,8 @@ fn a_guest_of_another_namespace_is_unknown_behind_a_stub() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn a_stub_with_nothing_behind_it_passes_frames_unchanged() {
-    if !privileged::or_skip() {
-        return;
-    }
     let frame = frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, tcp::SYN));
     in_empty_namespace(|| {
         let mut programs = Programs::load_behind_stub(NETNS).expect("the objects load");
@@ -699,11 +639,8 @@ fn a_stub_with_nothing_behind_it_passes_frames_unchanged() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn a_classifiers_stub_passes_ordinary_frames_itself() {
-    if !privileged::or_skip() {
-        return;
-    }
     let frame = frames::frame(&[], ethernet::IPV4, &frames::syn(frames::OTHER_V4, 80));
     in_empty_namespace(|| {
         let mut programs = serving(Programs::load_behind_stub(NETNS).expect("the objects load"));

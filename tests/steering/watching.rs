@@ -51,11 +51,8 @@ async fn devices(watch: &mut LinkWatch) -> Vec<DeviceEvent> {
     all
 }
 
-#[test]
+#[privileged::test]
 fn a_created_changed_or_deleted_device_is_reported() {
-    if !privileged::or_skip() {
-        return;
-    }
     let ns = Namespace::new("watch").expect("a namespace");
     runtime().block_on(async {
         let mut watch = LinkWatch::open(Some(ns.name())).expect("a watch");
@@ -68,12 +65,9 @@ fn a_created_changed_or_deleted_device_is_reported() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn a_recreated_tap_of_the_same_name_and_index_is_another_device() {
     const IFINDEX: u32 = 4_711;
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let make = || Tap::create_at(&node.ns, "tap0", Shape::default(), IFINDEX).expect("a tap");
     let name = PortName::local("tap0");
@@ -111,11 +105,8 @@ fn a_recreated_tap_of_the_same_name_and_index_is_another_device() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn devices_of_another_namespace_are_not_reported() {
-    if !privileged::or_skip() {
-        return;
-    }
     let [watched, other] = [0, 1].map(|_| Namespace::new("watch").expect("a namespace"));
     runtime().block_on(async {
         let mut watch = LinkWatch::open(Some(watched.name())).expect("a watch");
@@ -125,11 +116,8 @@ fn devices_of_another_namespace_are_not_reported() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn the_watch_reports_changes_during_and_after_a_storm_of_changes() {
-    if !privileged::or_skip() {
-        return;
-    }
     let ns = Namespace::new("watch").expect("a namespace");
     // The kernel reports changes only of devices that are up.
     ns.ip_batch("link add br0 type bridge\nlink set br0 up\n").expect("a device");
@@ -145,11 +133,8 @@ fn the_watch_reports_changes_during_and_after_a_storm_of_changes() {
     });
 }
 
-#[test]
+#[privileged::test]
 fn a_port_exists_only_in_the_namespace_of_its_device() {
-    if !privileged::or_skip() {
-        return;
-    }
     let ns = Namespace::new("watch").expect("a namespace");
     ns.ip("link add tap0 index 4242 type bridge").expect("a device");
     let by_name = PortName { ifname: "tap0".into(), netns: Some(ns.name().into()) };
@@ -177,11 +162,8 @@ impl io::Write for Printed {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_log_line_of_the_kernel_programs_becomes_a_tracing_event() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
@@ -258,11 +240,8 @@ fn outlives(node: &mut Bridged) {
     assert_eq!(next.identities().iter().map(|bound| bound.mac).collect::<Vec<_>>(), [ALICE]);
 }
 
-#[test]
+#[privileged::test]
 fn a_program_that_somebody_detached_is_attached_again() {
-    if !privileged::or_skip() {
-        return;
-    }
     for mode in [SteeringMode::Xdp, SteeringMode::Tcx] {
         let mut node = Bridged::start_with(|config| config.mode = mode);
         assert_eq!(check(node.steering.as_mut().expect("it runs")), [""; 0]);
@@ -279,11 +258,8 @@ fn a_program_that_somebody_detached_is_attached_again() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn the_program_of_a_hub_that_somebody_detached_is_attached_again() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     let hub = node.bpffs.links().into_iter().find(|link| link.starts_with("socket")).expect("a link");
     let pin = node.bpffs.pins().join("v1/links").join(hub);
@@ -293,11 +269,8 @@ fn the_program_of_a_hub_that_somebody_detached_is_attached_again() {
     assert!(pin.exists(), "it is pinned");
 }
 
-#[test]
+#[privileged::test]
 fn a_device_of_a_hub_that_somebody_set_down_is_set_up_again() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let steering = &mut node.steering;
     assert_eq!(check(steering), [""; 0]);
@@ -325,11 +298,8 @@ fn a_device_of_a_hub_that_somebody_set_down_is_set_up_again() {
     assert!(faults.iter().any(|line| line.contains("imds-in")), "{faults:?}");
 }
 
-#[test]
+#[privileged::test]
 fn pins_that_somebody_removed_are_made_again() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     let pins = node.bpffs.pins();
     let before = pin_names(&pins);
@@ -340,11 +310,8 @@ fn pins_that_somebody_removed_are_made_again() {
     outlives(&mut node);
 }
 
-#[test]
+#[privileged::test]
 fn a_removed_directory_of_pins_is_made_again_at_the_next_attach_or_check() {
-    if !privileged::or_skip() {
-        return;
-    }
     for attaches in [true, false] {
         let mut node = Bridged::start();
         let pins = node.bpffs.pins();
@@ -366,11 +333,8 @@ fn a_removed_directory_of_pins_is_made_again_at_the_next_attach_or_check() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_forced_release_that_is_abandoned_is_undone() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     let pins = node.bpffs.pins();
     let before = pin_names(&pins);
@@ -413,11 +377,8 @@ fn a_forced_release_that_is_abandoned_is_undone() {
     outlives(&mut node);
 }
 
-#[test]
+#[privileged::test]
 fn a_file_system_over_the_pins_is_said_and_hides_them_from_others_only() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     node.bpffs.cover().expect("a second bpffs");
     let (_tap, name) = port(&node.ns, "tap2", &node.ns);
@@ -437,11 +398,8 @@ fn a_file_system_over_the_pins_is_said_and_hides_them_from_others_only() {
     outlives(&mut node);
 }
 
-#[test]
+#[privileged::test]
 fn a_pin_that_cannot_be_made_names_the_error_and_a_remedy() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     let (_tap, name) = port(&node.ns, "tap2", &node.ns);
     node.bpffs.set_read_only(true).expect("read-only");
@@ -452,11 +410,8 @@ fn a_pin_that_cannot_be_made_names_the_error_and_a_remedy() {
     node.steering.as_mut().expect("it runs").attach(&name).expect("attached");
 }
 
-#[test]
+#[privileged::test]
 fn what_the_next_agent_has_taken_over_is_not_repaired_by_the_former() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     let takeover = SteerConfig { adopt: PreviousAgent::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
     let mut next = start_in(&node.ns, &takeover).expect("the next agent starts");
@@ -475,11 +430,8 @@ fn what_the_next_agent_has_taken_over_is_not_repaired_by_the_former() {
     assert_eq!(node.bpffs.port_links(), links);
 }
 
-#[test]
+#[privileged::test]
 fn a_deleted_device_is_no_fault() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Bridged::start();
     node.ns.ip("link del tap0").expect("deleted");
     assert_eq!(check(node.steering.as_mut().expect("it runs")), [""; 0]);
@@ -487,11 +439,8 @@ fn a_deleted_device_is_no_fault() {
 
 // An impossible operation is refused with a reason and changes nothing.
 
-#[test]
+#[privileged::test]
 fn a_second_agent_of_the_same_hub_name_is_refused_and_the_first_continues() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let error = start_in(&node.ns, &config()).err().expect("the hub name is in use");
     assert!(matches!(error, SteerError::Link(LinkError::HubInUse { .. })), "{error}");
@@ -502,11 +451,8 @@ fn a_second_agent_of_the_same_hub_name_is_refused_and_the_first_continues() {
     node.expect_count(Verdict::SocketDropAbsent, 1);
 }
 
-#[test]
+#[privileged::test]
 fn a_port_of_another_agent_is_refused_by_name() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
@@ -524,11 +470,8 @@ fn a_port_of_another_agent_is_refused_by_name() {
     other.attach(&name).expect("attached once it is free");
 }
 
-#[test]
+#[privileged::test]
 fn a_foreign_device_with_a_hubs_name_is_not_touched() {
-    if !privileged::or_skip() {
-        return;
-    }
     for device in ["imds-out", "imds-in"] {
         let ns = Namespace::new("steer").expect("a namespace");
         ns.ip(&format!("link add {device} type bridge")).expect("a bridge");
@@ -539,11 +482,8 @@ fn a_foreign_device_with_a_hubs_name_is_not_touched() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn attaching_a_port_under_a_second_name_of_its_namespace_is_refused() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let pod = Namespace::new("pod").expect("a namespace");
     let (_tap, by_name) = port(&pod, "tap0", &node.ns);
@@ -554,11 +494,8 @@ fn attaching_a_port_under_a_second_name_of_its_namespace_is_refused() {
     assert_eq!(node.steering.attachments().ports().count(), 1);
 }
 
-#[test]
+#[privileged::test]
 fn an_impossible_binding_is_refused() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let (_tap, name) = port(&node.ns, "tap0", &node.ns);
     let error = node.steering.bind(&name, ALICE, 0).expect_err("not attached yet");
@@ -571,11 +508,8 @@ fn an_impossible_binding_is_refused() {
     node.steering.bind(&name, ALICE, MAX_SLOTS - 1).expect("the last slot is valid");
 }
 
-#[test]
+#[privileged::test]
 fn a_port_that_does_not_exist_is_refused() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let error = node.steering.attach(&PortName::local("tap0")).expect_err("no such device");
     assert!(matches!(error, SteerError::PortGone { .. }), "{error}");
@@ -585,11 +519,8 @@ fn a_port_that_does_not_exist_is_refused() {
     assert_eq!(node.steering.attachments().ports().count(), 0);
 }
 
-#[test]
+#[privileged::test]
 fn each_port_has_its_own_limit() {
-    if !privileged::or_skip() {
-        return;
-    }
     let ns = Namespace::new("steer").expect("a namespace");
     let limits = PortLimits { frames_per_second: 1, burst: 8, ..PortLimits::default() };
     let mut steering = start_in(&ns, &SteerConfig { limits, ..config() }).expect("steering starts");
@@ -613,11 +544,8 @@ fn each_port_has_its_own_limit() {
     );
 }
 
-#[test]
+#[privileged::test]
 fn a_device_without_native_xdp_is_steered_by_generic_xdp() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     // A veth supports native XDP only with a small MTU. The tap takes the place of a guest behind the veth's peer.
     let (tap, _) = port(&node.ns, "tap0", &node.ns);
@@ -658,11 +586,8 @@ fn port_with_short_ring(node: &mut Node) -> Tap {
     tap
 }
 
-#[test]
+#[privileged::test]
 fn an_answer_that_the_full_ring_of_a_tap_refuses_is_counted() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     let _tap = port_with_short_ring(&mut node);
     for _ in 0..20 {
@@ -673,11 +598,8 @@ fn an_answer_that_the_full_ring_of_a_tap_refuses_is_counted() {
     assert_eq!(node.steering.losses().ports, 20 - RING);
 }
 
-#[test]
+#[privileged::test]
 fn a_kernel_answer_that_the_full_ring_of_a_tap_refuses_is_counted() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start_with(&SteerConfig { answers: ANSWER_LINK, ..config() });
     let tap = port_with_short_ring(&mut node);
     for _ in 0..20 {
@@ -750,21 +672,15 @@ fn flood(queues: u32, senders: u32, frames: u64) -> (u64, u64, u64) {
     (sent, delivered, lost)
 }
 
-#[test]
+#[privileged::test]
 fn a_storm_of_many_senders_loses_no_frame_before_the_sockets() {
-    if !privileged::or_skip() {
-        return;
-    }
     let cpus = u32::try_from(std::thread::available_parallelism().map_or(1, usize::from)).unwrap_or(1);
     let (sent, delivered, lost) = flood(cpus.min(HUB_QUEUES), 2 * cpus, 50_000);
     assert_eq!((delivered, lost), (sent, 0));
 }
 
-#[test]
+#[privileged::test]
 fn frames_that_a_full_veth_refuses_are_counted() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (sent, delivered, lost) = flood(1, 8, 100_000);
     // CPUs that count at the same time may lose a few counts.
     assert!(lost <= sent - delivered, "{lost} of {}", sent - delivered);
@@ -790,11 +706,8 @@ fn changes(steering: &mut Steering) -> Vec<PortName> {
         .expect("a change")
 }
 
-#[test]
+#[privileged::test]
 fn a_veth_of_another_namespace_is_reached_only_while_its_peer_has_gro_on() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (mut node, pod) = (Node::start(), Namespace::new("pod").expect("a namespace"));
     let (guest, name) = veth(&mut node, Some(&pod));
     assert_eq!(node.steering.attachments().answer_path(&name), AnswerPath::None, "a bare veth");
@@ -818,11 +731,8 @@ fn arrived(guest: &Namespace) -> u64 {
     line.split_whitespace().nth(1).and_then(|frames| frames.parse().ok()).expect("a count")
 }
 
-#[test]
+#[privileged::test]
 fn a_veth_of_the_agents_namespace_is_reached_with_and_without_gro() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("IPv6 is off");
     let (guest, name) = veth(&mut node, None);
@@ -844,11 +754,8 @@ fn a_veth_of_the_agents_namespace_is_reached_with_and_without_gro() {
     assert_eq!(node.steering.losses().hubs[0].tap_dropped, 0);
 }
 
-#[test]
+#[privileged::test]
 fn a_slot_moved_from_a_bare_veth_to_a_tap_gets_its_answers_there() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("IPv6 is off");
     let (guest, _) = veth(&mut node, None);
@@ -860,11 +767,8 @@ fn a_slot_moved_from_a_bare_veth_to_a_tap_gets_its_answers_there() {
     assert_eq!(arrived(&guest), 0);
 }
 
-#[test]
+#[privileged::test]
 fn a_new_device_with_the_index_of_a_deleted_veth_gets_no_answer() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut node = Node::start();
     node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("IPv6 is off");
     let (_guest, name) = veth(&mut node, None);

@@ -594,11 +594,8 @@ mod tests {
     use crate::tap::Shape;
     use crate::{frames, privileged};
 
-    #[test]
+    #[privileged::test]
     fn a_frame_for_an_unknown_mac_reaches_the_bridge_and_the_neighbour() {
-        if !privileged::or_skip() {
-            return;
-        }
         let host = Host::new().expect("a node");
         let tap = host.tap(&Identity::of(0), Shape::default()).expect("a tap");
         let mut witness = Witness::new(&host).expect("a witness");

@@ -316,11 +316,8 @@ fn a_vms_token_is_a_jwt_svid_of_its_trust_domain_only() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn no_spiffe_bundle_is_made_of_keys_that_spiffe_forbids() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new();
     make_key(&scene.keys().join(OLD), "EdDSA");
     let agent = scene.lasting_agent(&format!("algorithm: EdDSA, trust_domain: {DOMAIN}"));

@@ -121,11 +121,8 @@ fn answered_cases(station: &mut Station, witness: &mut Witness, cases: &[Case]) 
     Ok(answered)
 }
 
-#[test]
+#[privileged::test]
 fn a_node_that_owns_every_metadata_address_answers_no_guest_from_one() {
-    if !privileged::or_skip() {
-        return;
-    }
     let cases: Vec<Case> = [
         super::packets::ipv4_cases(),
         super::packets::ipv6_cases(),

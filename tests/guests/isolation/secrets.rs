@@ -162,11 +162,8 @@ fn without(bytes: &[u8], text: &str) -> Vec<u8> {
     rest
 }
 
-#[test]
+#[privileged::test]
 fn no_claim_in_any_dialect_gets_an_byte_of_another_vm() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new().expect("a node");
     for vm in [SPY, VICTIM] {
         vm.write(node.records.path(), |_| ()).expect("a record");

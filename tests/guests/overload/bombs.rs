@@ -357,11 +357,8 @@ fn oversized_and_ambiguous_requests_cost_only_their_sender() {
     );
 }
 
-#[test]
+#[privileged::test]
 fn requests_held_for_a_missing_record_cost_only_their_sender() {
-    if !privileged::or_skip() {
-        return;
-    }
     let scene = Scene::new(Shape::default()).expect("a node");
     let identity = Identity::of(ATTACKER);
     std::fs::remove_file(identity.path(scene.records())).expect("no record for the attacker");

@@ -7,11 +7,8 @@ use super::node::{Node, PATIENCE, eventually_gets, may_run, wait_for};
 use super::{PATH, call, socket};
 use support::guest::METADATA;
 
-#[test]
+#[support::privileged::test(may_run)]
 fn a_live_migration_waits_for_its_guest_if_that_is_asked_for() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     node.configure(&json!({"hook": socket(&node), "hold_seconds": 30}));
     let agent = node.agent();

@@ -43,11 +43,8 @@ fn metric(agent: &Agent<'_>, name: &str, labels: &[(&str, &str)]) -> f64 {
     sum(&exposition::read(&text).expect("metrics"), name, labels).expect("a family")
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let (mut first, mut second) = (node.pod(1), node.pod(2));
@@ -118,11 +115,8 @@ fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
     assert_eq!(node.instances().expect("instances").len(), 2);
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn an_agent_restarted_after_a_kill_serves_as_before() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -139,11 +133,8 @@ fn an_agent_restarted_after_a_kill_serves_as_before() {
     wait_until_namespace_is_gone(&agent, &node, &outer);
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn an_agent_killed_during_an_api_outage_serves_the_saved_vmis_again() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let (mut pod, mut ending) = (node.pod(1), node.pod(2));
@@ -173,11 +164,8 @@ fn an_agent_killed_during_an_api_outage_serves_the_saved_vmis_again() {
     });
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn an_agent_that_takes_over_serves_the_previous_agents_pods() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let mut pod = node.pod(1);
@@ -222,11 +210,8 @@ fn leaks(directory: &Path) -> Vec<String> {
     found
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn no_file_of_the_state_directory_has_a_secret_of_a_kubevirt_record() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let state = node.path("state");
     // An earlier release wrote records with their secrets into the snapshot.
@@ -278,11 +263,8 @@ fn claims(guest: &Guest) -> Result<Value> {
     Ok(serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload)?)?)
 }
 
-#[test]
+#[support::privileged::test(may_run)]
 fn vms_of_two_namespaces_with_one_uuid_are_two_vms() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let keys = node.path("keys");
     let made = Command::new(agent::binary().expect("built")).args(["identity", "key"]).arg(&keys).output();

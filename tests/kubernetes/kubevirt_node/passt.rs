@@ -93,11 +93,8 @@ fn rules(pod: &Pod<'_>) -> usize {
         .count()
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn a_pod_on_passt_gets_its_own_vms_documents_on_every_address() {
-    if !may_run() {
-        return;
-    }
     let node = node_with_passt(&json!({}));
     let agent = node.agent();
     let core = start_pod(&node, 1);
@@ -190,11 +187,8 @@ fn guests_behind_real_passt_get_their_documents_while_it_forwards_port_80() {
     }
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn a_vm_on_passt_without_the_option_is_reported_and_its_pod_left_alone() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let agent = node.agent();
     let pod = start_pod(&node, 1);
@@ -208,11 +202,8 @@ fn a_vm_on_passt_without_the_option_is_reported_and_its_pod_left_alone() {
     assert_eq!((inlet_devices(&pod), rules(&pod)), (vec![], 0));
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn port_80_bound_by_passt_on_every_address_stays_with_the_guest() {
-    if !may_run() {
-        return;
-    }
     let node = node_with_passt(&json!({}));
     let agent = node.agent();
     let (pod, vmi) = pod(&node, 1, &json!({"passtBinding": {}}));
@@ -229,11 +220,8 @@ fn port_80_bound_by_passt_on_every_address_stays_with_the_guest() {
     }
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn traffic_from_the_pods_network_never_reaches_an_inlet() {
-    if !may_run() {
-        return;
-    }
     let node = node_with_passt(&json!({}));
     let agent = node.agent();
     let pod = start_pod(&node, 1);
@@ -274,11 +262,8 @@ fn traffic_from_the_pods_network_never_reaches_an_inlet() {
     assert_eq!(got.1, pod.identity.user_data);
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn a_pod_on_passt_keeps_the_connection_limit_of_its_vm() {
-    if !may_run() {
-        return;
-    }
     let node = node_with_passt(&json!({"serve": {"limits": {"conns": 4}}}));
     let agent = node.agent();
     let (pod, other) = (start_pod(&node, 1), start_pod(&node, 2));
@@ -299,11 +284,8 @@ fn a_pod_on_passt_keeps_the_connection_limit_of_its_vm() {
     check_own_documents(&other, METADATA.into()).expect("the other VM is served");
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn a_pod_on_passt_keeps_its_vms_rate_limit_and_is_audited_as_its_vm() {
-    if !may_run() {
-        return;
-    }
     let node = node_with_passt(&json!({"serve": {"limits": {"rps": 1, "burst": 4}}}));
     let audit = node.path("audit.log");
     let agent = node.agent_with(&["--audit", audit.to_str().expect("text")]);
@@ -328,11 +310,8 @@ fn a_pod_on_passt_keeps_its_vms_rate_limit_and_is_audited_as_its_vm() {
     });
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn an_opted_out_vm_loses_its_inlet_and_an_ended_one_frees_its_namespace() {
-    if !may_run() {
-        return;
-    }
     let node = node_with_passt(&json!({}));
     let agent = node.agent();
     let (pod, ending) = (start_pod(&node, 1), start_pod(&node, 2));
@@ -359,11 +338,8 @@ fn an_opted_out_vm_loses_its_inlet_and_an_ended_one_frees_its_namespace() {
     });
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn a_foreign_device_with_an_inlets_name_is_left_alone() {
-    if !may_run() {
-        return;
-    }
     for options in [json!({"passt": "listen"}), json!({})] {
         let node = Node::new();
         node.configure(&options);
@@ -392,11 +368,8 @@ fn a_foreign_device_with_an_inlets_name_is_left_alone() {
     }
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn an_inlet_is_closed_while_no_agent_runs_and_the_next_agent_reuses_it() {
-    if !may_run() {
-        return;
-    }
     let node = node_with_passt(&json!({}));
     let first = node.agent();
     let pod = start_pod(&node, 1);
@@ -426,11 +399,8 @@ fn an_inlet_is_closed_while_no_agent_runs_and_the_next_agent_reuses_it() {
     });
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn an_inlet_keeps_serving_through_a_takeover() {
-    if !may_run() {
-        return;
-    }
     let node = node_with_passt(&json!({}));
     let first = node.agent();
     let pod = start_pod(&node, 1);
@@ -443,11 +413,8 @@ fn an_inlet_keeps_serving_through_a_takeover() {
     assert_eq!((inlet_devices(&pod), rules(&pod)), (was, 1));
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn passt_turned_on_by_a_rollout_serves_running_pods_and_warns_of_nothing() {
-    if !may_run() {
-        return;
-    }
     let node = Node::new();
     let first = node.agent();
     let pods = [start_pod(&node, 1), start_pod(&node, 2)];
@@ -468,11 +435,8 @@ fn passt_turned_on_by_a_rollout_serves_running_pods_and_warns_of_nothing() {
     assert!(warnings.is_empty(), "{warnings:#?}\n{log}");
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn an_agent_without_pins_removes_its_inlets_when_it_ends() {
-    if !may_run() {
-        return;
-    }
     let node = node_with_passt(&json!({}));
     let agent = node.agent_without_pins();
     let pod = start_pod(&node, 1);

@@ -46,11 +46,8 @@ fn events(guest: &Guest) -> Result<Vec<String>> {
     Ok(shown)
 }
 
-#[test]
+#[privileged::test]
 fn a_vm_is_told_of_a_migration_and_of_its_end() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, identity, guest) = Node::with_vm();
     let plain = configuration("web-1", &identity);
     let _agent = node.agent().expect("an agent");
@@ -78,11 +75,8 @@ fn a_vm_is_told_of_a_migration_and_of_its_end() {
     shows(&["stop terminate completed"], "it starts again");
 }
 
-#[test]
+#[privileged::test]
 fn the_host_waits_for_the_guest_as_asked_and_in_no_fault_longer() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, _, guest) = Node::with_vm();
     let agent = node.agent().expect("an agent");
     eventually(NOTICE, || events(&guest)).expect("it is served");

@@ -248,11 +248,8 @@ mod tests {
         }
     }
 
-    #[test]
+    #[privileged::test]
     fn a_namespace_is_removed_on_drop() {
-        if !privileged::or_skip() {
-            return;
-        }
         let ns = Namespace::new("guard").expect("a namespace");
         let path = ns.path();
         assert!(path.exists());
@@ -260,11 +257,8 @@ mod tests {
         assert!(!path.exists());
     }
 
-    #[test]
+    #[privileged::test]
     fn code_inside_a_namespace_sees_only_its_devices() {
-        if !privileged::or_skip() {
-            return;
-        }
         let ns = Namespace::new("inside").expect("a namespace");
         ns.ip("link add v0 type veth peer name v1").expect("a veth pair");
         let links =
@@ -274,11 +268,8 @@ mod tests {
         assert!(!own.contains("v0:"), "{own}");
     }
 
-    #[test]
+    #[privileged::test]
     fn a_panic_inside_reaches_the_caller_and_removes_the_namespace() {
-        if !privileged::or_skip() {
-            return;
-        }
         let ns = Namespace::new("panic").expect("a namespace");
         let path = ns.path();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {

@@ -10,6 +10,7 @@
 //! hides their output.
 #![expect(unsafe_code, reason = "geteuid, unshare and atexit have no safe form in std")]
 
+pub use privileged_test::test;
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write as _;

@@ -361,20 +361,14 @@ mod tests {
         pump.to_host(0)
     }
 
-    #[test]
+    #[privileged::test]
     fn a_wire_without_faults_carries_everything_once() {
-        if !privileged::or_skip() {
-            return;
-        }
         let moved = send_over(Faults::default(), 1);
         assert_eq!(moved, Moved { delivered: FRAMES, lost: 0, refused: 0 });
     }
 
-    #[test]
+    #[privileged::test]
     fn the_same_seed_loses_the_same_frames() {
-        if !privileged::or_skip() {
-            return;
-        }
         let lost = [1, 1, 2].map(|seed| send_over(Faults::loss(0.2), seed));
         assert_eq!(lost[0], lost[1]);
         assert_ne!(lost[0], lost[2]);

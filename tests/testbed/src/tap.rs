@@ -380,11 +380,8 @@ mod tests {
     use metadata_common::mac::Mac;
     use std::time::Duration;
 
-    #[test]
+    #[privileged::test]
     fn a_tap_lives_in_its_namespace_with_the_mac_it_was_given() {
-        if !privileged::or_skip() {
-            return;
-        }
         let ns = Namespace::new("tap").expect("a namespace");
         for shape in [Shape::default(), Shape::virtio(), Shape { queues: 3, vnet_hdr: true }] {
             let tap = Tap::create(&ns, "tap0", shape).expect("a tap");
@@ -405,11 +402,8 @@ mod tests {
         }
     }
 
-    #[test]
+    #[privileged::test]
     fn a_name_too_long_for_the_kernel_is_refused() {
-        if !privileged::or_skip() {
-            return;
-        }
         let ns = Namespace::new("tap").expect("a namespace");
         let error = Tap::create(&ns, "sixteen-bytes-xx", Shape::default()).expect_err("a refusal");
         assert!(error.to_string().contains("15 bytes"), "{error}");

@@ -36,11 +36,8 @@ fn outcomes(results: &serde_json::Value) -> Vec<(u64, u64)> {
     cases.iter().map(round).map(|round| (count(&round, "requests"), count(&round, "failures"))).collect()
 }
 
-#[test]
+#[privileged::test]
 fn guests_of_every_cloud_boot_at_once_without_a_failure() {
-    if !privileged::or_skip() {
-        return;
-    }
     let results = storm(&FEW);
     assert_eq!(outcomes(&results), [(32 * 4, 0), (32 * 48, 0), (32 * 46, 0)]);
 }
@@ -69,11 +66,8 @@ fn a_storm_behind_vhost_net_ends_with_a_remedy_where_there_is_none() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn guests_with_loss_slow_reads_or_checksum_offload_boot_without_a_failure() {
-    if !privileged::or_skip() {
-        return;
-    }
     for more in [
         &["--loss", "0.02"][..],
         &["--slow-readers", "2", "--user-data", "64KiB"],
@@ -86,11 +80,8 @@ fn guests_with_loss_slow_reads_or_checksum_offload_boot_without_a_failure() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn after_a_killed_agent_nothing_published_is_missed_and_nothing_former_is_served() {
-    if !privileged::or_skip() {
-        return;
-    }
     let file = tempfile::NamedTempFile::new().expect("a file");
     let limits = "limits: {frames_per_second: 0, connections_per_second: 0}";
     let config = format!("answer_requests_in_kernel: true\nanswer_without_agent_seconds: 600\n{limits}\n");
@@ -104,11 +95,8 @@ fn after_a_killed_agent_nothing_published_is_missed_and_nothing_former_is_served
     assert!(count("answered") > 0, "{round}");
 }
 
-#[test]
+#[privileged::test]
 fn a_recorded_storm_shows_its_guests_and_what_they_found() {
-    if !privileged::or_skip() {
-        return;
-    }
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("storm.cast");
     let record = ["--dialect", "nocloud", "--arrival", "ramp:2", "--record", file.to_str().expect("text")];
@@ -184,11 +172,8 @@ fn processes_that_name(path: &Path) -> Result<Vec<String>> {
     Ok(lines.filter(|line| line.contains(&path)).collect())
 }
 
-#[test]
+#[privileged::test]
 fn a_watched_storm_that_is_interrupted_leaves_neither_agent_nor_files() {
-    if !privileged::or_skip() {
-        return;
-    }
     for closes in [false, true] {
         let mut watched = Watched::start().expect("a storm in its view");
         let temporary = watched.path("tmp");
@@ -211,11 +196,8 @@ fn a_watched_storm_that_is_interrupted_leaves_neither_agent_nor_files() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_takeover_disturbs_no_request_and_a_killed_agent_fails_none() {
-    if !privileged::or_skip() {
-        return;
-    }
     for event in ["takeover@0.3", "kill9@0.3"] {
         let vms = ["--vms", "64", "--seconds", "0", "--dialect", "openstack", "--arrival", "ramp:1"];
         let results = storm(&[&vms[..], &["--event", event]].concat());
@@ -229,20 +211,14 @@ fn a_takeover_disturbs_no_request_and_a_killed_agent_fails_none() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn one_guest_that_floods_makes_no_other_fail() {
-    if !privileged::or_skip() {
-        return;
-    }
     let results = storm(&[&FEW[..], &["--dialect", "nocloud", "--flood", "syn"]].concat());
     assert_eq!(outcomes(&results), [(32 * 4, 0)]);
 }
 
-#[test]
+#[privileged::test]
 fn silent_guests_cost_little_memory_and_less_cpu_time_than_one_boot() {
-    if !privileged::or_skip() {
-        return;
-    }
     let results = storm(&["--vms", "100,600", "--seconds", "0", "--dialect", "openstack", "--idle", "5"]);
     let rounds: Vec<_> =
         (0..2).map(|case| results["cases"][case]["subjects"][0]["rounds"][0].clone()).collect();

@@ -97,11 +97,8 @@ fn may_run() -> bool {
     privileged::or_skip_for(privileged::missing().or(peers.as_deref()))
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn all_peers_in_turn_answer_each_guest_with_its_own_bytes() {
-    if !may_run() {
-        return;
-    }
     shell::tools::ensure(shell::tools::LAB).expect("programs");
     let tenants = tenants();
     let (node, guests) = rack(&tenants);
@@ -124,11 +121,8 @@ fn all_peers_in_turn_answer_each_guest_with_its_own_bytes() {
     }
 }
 
-#[test]
+#[privileged::test(may_run)]
 fn a_peer_that_is_dropped_ends_and_frees_the_taps() {
-    if !may_run() {
-        return;
-    }
     let tenants = tenants();
     let (node, _guests) = rack(&tenants);
     let scene = Scene { node: &node, tenants: &tenants, cores: 2, pinned: None };
