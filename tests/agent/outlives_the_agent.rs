@@ -29,14 +29,9 @@ use support::tap_client::storm;
 use support::{agent, answers, host, objects, privileged};
 use tempfile::TempDir;
 
-#[test]
+#[privileged::test]
 fn no_frame_for_the_metadata_address_leaves_a_tap_after_its_agent_was_killed() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let identity = Identity::of(0);
-    let node = Node::new(std::slice::from_ref(&identity));
-    let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
+    let (node, [guest]) = Node::with_guests();
     let server = node.host.server(7).expect("a server");
     let agent = node.agent();
     fetch_own(&guest).expect("an answer before the kill");
@@ -70,19 +65,11 @@ fn settled(agent: &Agent<'_>) -> Result<Metrics> {
     Ok(last)
 }
 
-#[test]
+#[privileged::test]
 fn frames_steered_to_a_killed_agent_are_dropped_at_its_hub() {
-    if !privileged::or_skip() {
-        return;
-    }
     for steer in ["xdp", "tcx"] {
-        let identity = Identity::of(0);
-        let node = Node::new(std::slice::from_ref(&identity));
-        let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
-        let mut words = agent::arguments_with_pins(node.records.path(), &node.ports, &node.bpffs.pins());
-        words.extend(["--steer".into(), steer.into()]);
-        let binary = agent::binary().expect("the agent is built");
-        let agent = Agent::start_binary(&binary, node.host.ns(), words).expect("an agent");
+        let (node, [guest]) = Node::with_guests();
+        let agent = node.try_agent(node.records.path(), &["--steer", steer]).expect("an agent");
         fetch_own(&guest).expect("an answer before the kill");
         let before = settled(&agent).expect("metrics");
         agent.kill().expect("killed");
@@ -105,16 +92,10 @@ fn frames_steered_to_a_killed_agent_are_dropped_at_its_hub() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_request_sent_while_no_agent_runs_is_answered_by_the_next() {
-    if !privileged::or_skip() {
-        return;
-    }
     // The next agent may read records in any order. With two guests the test detects that it assigns slots anew.
-    let identities = [Identity::of(0), Identity::of(1)];
-    let node = Node::new(&identities);
-    let [first, second] =
-        identities.each_ref().map(|identity| Guest::boot(&node.host, &Spec::of(identity)).expect("a guest"));
+    let (node, [first, second]) = Node::with_guests();
     let agent = node.agent();
     fetch_own(&first).expect("an answer before the kill");
     fetch_own(&second).expect("an answer before the kill");
@@ -135,15 +116,12 @@ fn a_request_sent_while_no_agent_runs_is_answered_by_the_next() {
     let text = String::from_utf8_lossy(&answer);
     read.unwrap_or_else(|error| panic!("{error} after {text:?}\n{}", agent.log()));
     let body = text.split_once("\r\n\r\n").map(|(_, body)| body).expect("an answer");
-    answers::check(&identities[1], PATH, 200, body.as_bytes()).expect("the guest's own user-data");
+    answers::check(&Identity::of(1), PATH, 200, body.as_bytes()).expect("the guest's own user-data");
 }
 
 /// Each load of an object overwrites this table, which all programs of a node share.
-#[test]
+#[privileged::test]
 fn programs_keep_passing_ordinary_frames_whatever_agents_load() {
-    if !privileged::or_skip() {
-        return;
-    }
     let identities = [Identity::of(0), Identity::of(1)];
     let node = Node::new(&identities);
     let table = || {
@@ -151,11 +129,11 @@ fn programs_keep_passing_ordinary_frames_whatever_agents_load() {
         let map: Array<_, [u8; 256]> = Map::Array(map.expect("a pinned map")).try_into().expect("a table");
         map.get(&0, 0).expect("its entry")
     };
-    let guest = Guest::boot(&node.host, &Spec::of(&identities[0])).expect("a guest");
+    let guest = node.boot(&identities[0]);
     let first = node.agent();
     let ordinary = table();
     assert_eq!((ordinary[254], ordinary[77]), (0, 1), "169.254.169.254 is served");
-    let _other = Guest::boot(&node.host, &Spec::of(&identities[1])).expect("a guest");
+    let _other = node.boot(&identities[1]);
     eventually(PATIENCE, || fetch_own(&guest)).expect("an answer");
     assert_eq!(table(), ordinary, "after another port");
     first.kill().expect("killed");
@@ -164,14 +142,9 @@ fn programs_keep_passing_ordinary_frames_whatever_agents_load() {
     assert_eq!(table(), ordinary, "after a restart");
 }
 
-#[test]
+#[privileged::test]
 fn an_inherited_guest_is_answered_before_its_port_is_attached() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let identities = [Identity::of(0)];
-    let node = Node::new(&identities);
-    let guest = Guest::boot(&node.host, &Spec::of(&identities[0])).expect("a guest");
+    let (node, [guest]) = Node::with_guests();
     node.agent().kill().expect("killed");
     // The test holds the program on the device, and the next agent finds a directory under the link's name.
     let links = node.bpffs.port_links();
@@ -192,18 +165,12 @@ fn an_inherited_guest_is_answered_before_its_port_is_attached() {
     std::fs::remove_dir(&pin).expect("removed");
 }
 
-#[test]
+#[privileged::test]
 fn a_port_is_released_when_its_record_was_removed_while_no_agent_ran() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let identities = [Identity::of(0), Identity::of(1)];
-    let mut node = Node::new(&identities);
-    let guests =
-        identities.each_ref().map(|identity| Guest::boot(&node.host, &Spec::of(identity)).expect("a guest"));
+    let (mut node, guests) = Node::with_guests::<2>();
     node.agent().kill().expect("killed");
     assert_eq!(node.bpffs.port_links().len(), 2);
-    std::fs::remove_file(identities[1].path(node.records.path())).expect("removed");
+    std::fs::remove_file(Identity::of(1).path(node.records.path())).expect("removed");
     node.ports.truncate(1);
     let _agent = node.agent();
     eventually(PATIENCE, || {
@@ -214,15 +181,9 @@ fn a_port_is_released_when_its_record_was_removed_while_no_agent_ran() {
     fetch_own(&guests[0]).expect("an answer to the remaining guest");
 }
 
-#[test]
+#[privileged::test]
 fn the_pin_of_a_tap_deleted_while_no_agent_ran_is_removed() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let identities = [Identity::of(0), Identity::of(1)];
-    let node = Node::new(&identities);
-    let stays = Guest::boot(&node.host, &Spec::of(&identities[0])).expect("a guest");
-    let goes = Guest::boot(&node.host, &Spec::of(&identities[1])).expect("a guest");
+    let (node, [stays, goes]) = Node::with_guests();
     node.agent().kill().expect("killed");
     drop(goes);
     let agent = node.agent();
@@ -232,7 +193,7 @@ fn the_pin_of_a_tap_deleted_while_no_agent_ran_is_removed() {
     })
     .expect("the pin is removed");
     fetch_own(&stays).expect("an answer to the remaining guest");
-    let comes = Guest::boot(&node.host, &Spec::of(&identities[1])).expect("a guest");
+    let comes = node.boot(&Identity::of(1));
     eventually(PATIENCE, || fetch_own(&comes)).expect("an answer to the new guest");
 }
 
@@ -254,14 +215,9 @@ fn objects(bpffs: &Bpffs) -> Result<[usize; 3]> {
     Ok([links, programs.len(), maps.len()])
 }
 
-#[test]
+#[privileged::test]
 fn twenty_crashes_disturb_no_other_traffic_and_leak_no_kernel_object() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let identity = Identity::of(0);
-    let node = Node::new(std::slice::from_ref(&identity));
-    let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
+    let (node, [guest]) = Node::with_guests();
     let server = node.host.server(7).expect("a server");
     let over = AtomicBool::new(false);
     let counts = std::thread::scope(|scope| {
@@ -305,11 +261,8 @@ fn twenty_crashes_disturb_no_other_traffic_and_leak_no_kernel_object() {
     fetch_own(&guest).expect("an answer after the last crash");
 }
 
-#[test]
+#[privileged::test]
 fn all_guests_that_boot_while_their_agent_is_killed_complete_their_boot() {
-    if !privileged::or_skip() {
-        return;
-    }
     const GUESTS: u16 = 64;
     /// So many that they are not over before the first of them are seen.
     const REQUESTS: usize = 400;
@@ -391,23 +344,34 @@ impl Node {
         }
     }
 
+    /// A node with the records of these guests, which have booted.
+    fn with_guests<const N: usize>() -> (Self, [Guest; N]) {
+        let identities: [_; N] = std::array::from_fn(|number| Identity::of(number as u16));
+        let node = Self::new(&identities);
+        let guests = identities.each_ref().map(|identity| node.boot(identity));
+        (node, guests)
+    }
+
+    fn boot(&self, identity: &Identity) -> Guest {
+        Guest::boot(&self.host, &Spec::of(identity)).expect("a guest")
+    }
+
     fn agent(&self) -> Agent<'_> {
         self.agent_for(self.records.path())
     }
 
     /// Starts an agent for the records in `records`; state and sockets stay in the node's directory.
     fn agent_for(&self, records: &Path) -> Agent<'_> {
-        self.agent_with(records, &[])
+        self.try_agent(records, &[]).expect("an agent")
     }
 
-    /// Like [`Node::agent_for`], with more arguments.
-    fn agent_with(&self, records: &Path, more: &[&str]) -> Agent<'_> {
+    /// Like [`Node::agent_for`], with more arguments, for an agent that may refuse to start.
+    fn try_agent(&self, records: &Path, more: &[&str]) -> Result<Agent<'_>> {
         let mut words = agent::arguments_with_pins(self.records.path(), &self.ports, &self.bpffs.pins());
         let given = words.iter().position(|word| word == "--records").expect("it is given");
         words[given + 1] = records.into();
         words.extend(more.iter().map(Into::into));
-        let binary = agent::binary().expect("the agent is built");
-        Agent::start_binary(&binary, self.host.ns(), words).expect("an agent")
+        Agent::start_binary(&agent::binary()?, self.host.ns(), words)
     }
 
     fn release(&self, more: &[&str]) -> Output {
@@ -472,14 +436,9 @@ fn says(node: &Node, agent: &Agent<'_>, words: Option<&str>, patience: Duration)
     eventually(patience, seen).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
 }
 
-#[test]
+#[privileged::test]
 fn guests_are_answered_again_after_somebody_detached_every_program() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let identity = Identity::of(0);
-    let node = Node::new(std::slice::from_ref(&identity));
-    let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
+    let (node, [guest]) = Node::with_guests();
     let mut agent = node.agent();
     fetch_own(&guest).expect("an answer");
     let held = Objects::held_by(agent.pid()).expect("its links");
@@ -497,14 +456,9 @@ fn guests_are_answered_again_after_somebody_detached_every_program() {
     compares(&node, &mut agent, None);
 }
 
-#[test]
+#[privileged::test]
 fn removed_pins_are_back_so_that_a_killed_agent_leaves_taps_closed() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let identity = Identity::of(0);
-    let node = Node::new(std::slice::from_ref(&identity));
-    let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
+    let (node, [guest]) = Node::with_guests();
     let mut agent = node.agent();
     fetch_own(&guest).expect("an answer");
     let links = node.bpffs.links();
@@ -520,14 +474,9 @@ fn removed_pins_are_back_so_that_a_killed_agent_leaves_taps_closed() {
     eventually(PATIENCE, || fetch_own(&guest)).expect("the next agent inherits the pins");
 }
 
-#[test]
+#[privileged::test]
 fn a_second_bpffs_over_the_pins_is_reported_until_it_is_gone() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let identity = Identity::of(0);
-    let node = Node::new(std::slice::from_ref(&identity));
-    let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
+    let (node, [guest]) = Node::with_guests();
     let mut agent = node.agent();
     node.bpffs.cover().expect("a second bpffs");
     compares(&node, &mut agent, Some("mounted over it"));
@@ -537,11 +486,8 @@ fn a_second_bpffs_over_the_pins_is_reported_until_it_is_gone() {
     assert!(!node.bpffs.links().is_empty());
 }
 
-#[test]
+#[privileged::test]
 fn a_second_bpffs_that_only_the_next_agent_would_see_is_reported() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new(&[Identity::of(0)]);
     let by_init = std::fs::read_to_string("/proc/1/mountinfo").expect("the mounts of process 1");
     if !by_init.contains(&node.bpffs.path().display().to_string()) {
@@ -560,11 +506,8 @@ fn a_second_bpffs_that_only_the_next_agent_would_see_is_reported() {
     says_soon(&node, &agent, None);
 }
 
-#[test]
+#[privileged::test]
 fn a_change_of_the_pins_is_said_before_the_next_comparison_is_due() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new(&[Identity::of(0)]);
     let mut agent = node.agent();
     let links = node.bpffs.links();
@@ -614,19 +557,8 @@ fn write(path: &Path, bytes: &[u8]) {
 /// The missing directory of records that the samples of snapshots name.
 const AWAY: &str = "/nonexistent/records.d";
 
-/// Starts an agent whose directory of records is missing.
-fn start(node: &Node) -> Result<Agent<'_>> {
-    let mut words = agent::arguments_with_pins(node.records.path(), &node.ports, &node.bpffs.pins());
-    let given = words.iter().position(|word| word == "--records").expect("it is given");
-    words[given + 1] = AWAY.into();
-    Agent::start_binary(&agent::binary()?, node.host.ns(), words)
-}
-
-#[test]
+#[privileged::test]
 fn an_agent_starts_with_the_state_of_every_release() {
-    if !privileged::or_skip() {
-        return;
-    }
     let releases = golden::releases();
     assert!(!releases.is_empty());
     for release in releases {
@@ -640,7 +572,7 @@ fn an_agent_starts_with_the_state_of_every_release() {
             keys["current"].as_str().expect("a key").to_owned()
         };
         let key = current(&std::fs::read(state("token.key")).expect("a file of keys"));
-        let agent = start(&node).expect("it starts");
+        let agent = node.agent_for(Path::new(AWAY));
         assert!(agent.eventually_logs("serving from the snapshot"), "{release}: {}", agent.log());
         assert!(agent.stop().expect("stopped").success(), "{release}");
         // Tokens of that key stay valid. The sample is older than `rotate_token_key_days`, so it may become the former.
@@ -649,16 +581,13 @@ fn an_agent_starts_with_the_state_of_every_release() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn an_agent_refuses_later_token_keys_and_names_the_remedy() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new(&[]);
     let path = node.records.path().join("state/token.key");
     let later = br#"{"form":"xdp-imds token keys 9","keys":[]}"#;
     write(&path, later);
-    let error = start(&node).expect_err("a refusal").to_string();
+    let error = node.try_agent(Path::new(AWAY), &[]).expect_err("a refusal").to_string();
     for part in ["expected token keys of version 1", "found version 9", "start a release that reads it"] {
         assert!(error.contains(part), "no `{part}` in: {error}");
     }
@@ -667,39 +596,25 @@ fn an_agent_refuses_later_token_keys_and_names_the_remedy() {
 
 // `xdp-imds release` takes away what agents have pinned.
 
-#[test]
+#[privileged::test]
 fn release_opens_the_ports_of_an_ended_agent_and_refuses_those_of_a_running_one() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let identity = Identity::of(0);
-    let node = Node::new(std::slice::from_ref(&identity));
-    let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
-    let said = |output: &Output| {
-        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat()
+    let (node, [guest]) = Node::with_guests();
+    let release = |code: i32, words: &str| {
+        let output = node.release(&[]);
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(output.status.code() == Some(code) && said.contains(words), "{said}");
     };
-    let nothing = node.release(&[]);
-    assert!(nothing.status.success() && said(&nothing).contains("nothing is pinned"), "{}", said(&nothing));
-
+    release(0, "nothing is pinned");
     let agent = node.agent();
-    let refused = node.release(&[]);
-    assert!(
-        refused.status.code() == Some(4) && said(&refused).contains("stop it first"),
-        "{}",
-        said(&refused)
-    );
+    release(4, "stop it first");
     fetch_own(&guest).expect("the guest is still served");
     assert!(agent.stop().expect("stopped").success());
 
     let ear = broadcast_listener(&node.host);
     guest.fetch(PATH, Duration::from_secs(1)).expect_err("no agent answers");
     assert_eq!(metadata_frames(&ear), 0, "a clean stop must leave the port closed");
-    let released = node.release(&[]);
-    assert!(
-        released.status.success() && said(&released).contains("removed 1 program"),
-        "{}",
-        said(&released)
-    );
+    release(0, "removed 1 program");
     eventually(PATIENCE, || {
         guest.fetch(PATH, Duration::from_secs(1)).expect_err("no agent answers");
         ensure!(metadata_frames(&ear) > 0, "the port is still closed");
@@ -708,16 +623,12 @@ fn release_opens_the_ports_of_an_ended_agent_and_refuses_those_of_a_running_one(
     .expect("the port is open");
 }
 
-#[test]
+#[privileged::test]
 fn a_takeover_after_an_abandoned_uninstall_serves_old_and_new_guests() {
-    if !privileged::or_skip() {
-        return;
-    }
     let identities = [Identity::of(0), Identity::of(1)];
     let node = Node::new(&identities);
     let agent = node.agent();
-    let boot = |identity: &Identity| Guest::boot(&node.host, &Spec::of(identity)).expect("a guest");
-    let old = boot(&identities[0]);
+    let old = node.boot(&identities[0]);
     eventually(PATIENCE, || fetch_own(&old)).expect("an answer");
     let released = node.release(&["--force"]);
     let said = String::from_utf8_lossy(&released.stdout).into_owned();
@@ -725,9 +636,9 @@ fn a_takeover_after_an_abandoned_uninstall_serves_old_and_new_guests() {
     assert!(!said.contains("from their devices"), "nothing was detached: {said}");
     fetch_own(&old).expect("it is still served");
     // Nobody deletes the DaemonSet: VMs start, and the next rollout comes within the grace of the release.
-    let new = boot(&identities[1]);
+    let new = node.boot(&identities[1]);
     eventually(PATIENCE, || fetch_own(&new)).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
-    let next = node.agent_with(node.records.path(), &["--takeover"]);
+    let next = node.try_agent(node.records.path(), &["--takeover"]).expect("an agent");
     let (status, log) = agent.ended(PATIENCE).expect("it hands over");
     assert!(status.success(), "{log}");
     for guest in [&old, &new] {
@@ -742,11 +653,8 @@ fn a_takeover_after_an_abandoned_uninstall_serves_old_and_new_guests() {
     assert_eq!(metadata_frames(&ear), 0, "its taps are closed");
 }
 
-#[test]
+#[privileged::test]
 fn release_finds_the_pins_by_run_directory_or_configuration() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new(&[]);
     let pins = node.bpffs.pins();
     let run = node.records.path().join("run");
@@ -767,11 +675,8 @@ fn release_finds_the_pins_by_run_directory_or_configuration() {
     assert!(released.status.success(), "{}", stderr(&released));
 }
 
-#[test]
+#[privileged::test]
 fn the_error_about_a_missing_bpffs_names_both_remedies() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new(&[]);
     let elsewhere = tempfile::tempdir().expect("a directory");
     let words = agent::arguments_with_pins(node.records.path(), &[], &elsewhere.path().join("pins"));
@@ -787,11 +692,8 @@ fn removable(records: &Path) -> PathBuf {
     records.join("elsewhere")
 }
 
-#[test]
+#[privileged::test]
 fn records_are_served_from_the_snapshot_while_their_directory_is_missing() {
-    if !privileged::or_skip() {
-        return;
-    }
     let identities = [Identity::of(0), Identity::of(1)];
     let node = Node::new(&[]);
     let records = removable(node.records.path());
@@ -802,8 +704,7 @@ fn records_are_served_from_the_snapshot_while_their_directory_is_missing() {
     for identity in &identities {
         identity.write(&records, 1).expect("a record");
     }
-    let [stays, goes] =
-        identities.each_ref().map(|identity| Guest::boot(&node.host, &Spec::of(identity)).expect("a guest"));
+    let [stays, goes] = identities.each_ref().map(|identity| node.boot(identity));
     let agent = node.agent_for(&records);
     fetch_own(&stays).expect("an answer before the kill");
     assert!(agent.stop().expect("stopped").success());
@@ -844,14 +745,11 @@ fn records_are_served_from_the_snapshot_while_their_directory_is_missing() {
     .expect("the missing record is not served");
 }
 
-#[test]
+#[privileged::test]
 fn a_damaged_snapshot_is_reported_only_when_it_is_needed() {
-    if !privileged::or_skip() {
-        return;
-    }
     let identity = Identity::of(0);
     let node = Node::new(std::slice::from_ref(&identity));
-    let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
+    let guest = node.boot(&identity);
     assert!(node.agent().stop().expect("stopped").success());
     let snapshot = node.records.path().join("state/records.snapshot");
     let good = std::fs::read(&snapshot).expect("the agent saved it at its end");
@@ -863,39 +761,27 @@ fn a_damaged_snapshot_is_reported_only_when_it_is_needed() {
     assert_eq!(std::fs::read(&snapshot).expect("the agent saved it again"), good);
     // Without its source, the agent reports the damage and ends as it does without a snapshot.
     std::fs::write(&snapshot, &good[..good.len() / 2]).expect("damaged");
-    let mut words = agent::arguments_with_pins(node.records.path(), &node.ports, &node.bpffs.pins());
-    let given = words.iter().position(|word| word == "--records").expect("it is given");
-    words[given + 1] = node.records.path().join("away").into();
-    let binary = agent::binary().expect("the agent is built");
-    let error =
-        Agent::start_binary(&binary, node.host.ns(), words).expect_err("nothing to serve").to_string();
+    let away = node.records.path().join("away");
+    let error = node.try_agent(&away, &[]).expect_err("nothing to serve").to_string();
     assert!(error.contains("damaged") && !error.contains(&identity.user_data), "{error}");
 }
 
-#[test]
+#[privileged::test]
 fn an_agent_with_another_directory_does_not_serve_the_snapshot_and_does_not_replace_it() {
-    if !privileged::or_skip() {
-        return;
-    }
     let identity = Identity::of(0);
     let node = Node::new(std::slice::from_ref(&identity));
     let records = removable(node.records.path());
     std::fs::create_dir(&records).expect("a directory");
     identity.write(&records, 1).expect("a record");
-    let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
+    let guest = node.boot(&identity);
     let agent = node.agent_for(&records);
     fetch_own(&guest).expect("an answer before the mistake");
     assert!(agent.stop().expect("stopped").success());
     let snapshot = node.records.path().join("state/records.snapshot");
     let good = std::fs::read(&snapshot).expect("the agent saved it at its end");
 
-    let mut words = agent::arguments_with_pins(node.records.path(), &node.ports, &node.bpffs.pins());
-    let given = words.iter().position(|word| word == "--records").expect("it is given");
     let mistyped = node.records.path().join("elsewere");
-    words[given + 1] = mistyped.clone().into();
-    let binary = agent::binary().expect("the agent is built");
-    let error =
-        Agent::start_binary(&binary, node.host.ns(), words).expect_err("nothing to serve").to_string();
+    let error = node.try_agent(&mistyped, &[]).expect_err("nothing to serve").to_string();
     let own = format!("are of {} and are not served", records.display());
     assert!(error.contains(&own) && error.contains(&mistyped.display().to_string()), "{error}");
     assert_eq!(std::fs::read(&snapshot).expect("it is kept"), good);

@@ -8,6 +8,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use support::agent::{Agent, PortArgument};
@@ -18,7 +19,7 @@ use support::guest::{Guest, METADATA, Spec};
 use support::host::Host;
 use support::netns::Namespace;
 use support::record::{Identity, replace};
-use support::tap::Shape;
+use support::tap::{Shape, Tap};
 use support::tap_client::{Tally, crowd};
 use support::{agent, privileged};
 
@@ -204,19 +205,13 @@ fn says_close(head: &str) -> bool {
 
 // Connections and writes that are under way when an agent is taken over are finished.
 
-#[test]
+#[privileged::test]
 fn long_connections_finish_at_their_agent_and_their_writes_survive() {
-    if !privileged::or_skip() {
-        return;
-    }
     long_connections_finish(&Place::Home);
 }
 
-#[test]
+#[privileged::test]
 fn long_connections_of_a_pod_with_classifiers_finish_and_their_writes_survive() {
-    if !privileged::or_skip() {
-        return;
-    }
     long_connections_finish(&Place::pod());
 }
 
@@ -283,11 +278,8 @@ fn long_connections_finish(place: &Place) {
     assert!(status.success() && !said.contains("cut off"), "{status}\n{said}");
 }
 
-#[test]
+#[privileged::test]
 fn a_port_is_released_while_the_previous_agent_drains() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, guest) = one_guest(|record| {
         record["network"]["nics"][0]["port"] = json!({"ifname": Host::tap_name(&Identity::of(0))});
         record["user_data"] = json!({"text": "x".repeat(1 << 20)});
@@ -321,27 +313,8 @@ fn crowd_size() -> u16 {
     set.unwrap_or(64)
 }
 
-#[test]
-fn two_takeovers_cause_no_failure_or_reset_in_a_crowd_of_guests() {
-    if !privileged::or_skip() {
-        return;
-    }
-    for workers in ["1", "2"] {
-        crowd_is_taken_over(workers, &Place::Home);
-    }
-}
-
-#[test]
-fn two_takeovers_of_a_pod_with_classifiers_cause_no_failure_or_reset() {
-    if !privileged::or_skip() {
-        return;
-    }
-    for workers in ["1", "2"] {
-        crowd_is_taken_over(workers, &Place::pod());
-    }
-}
-
-fn crowd_is_taken_over(workers: &str, place: &Place) {
+/// A node with the records and taps of a crowd.
+fn node_with_crowd() -> (Node, Vec<Identity>, Vec<Arc<Tap>>) {
     let mut node = Node::new();
     let guests: Vec<Identity> =
         (0..crowd_size()).map(|number| Identity::of(number).with_user_data_of(2_000)).collect();
@@ -349,6 +322,25 @@ fn crowd_is_taken_over(workers: &str, place: &Place) {
         guest.write(node.records.path(), 1).expect("a record");
     }
     let taps = node.host.rack(&guests, Shape::default()).expect("taps");
+    (node, guests, taps)
+}
+
+#[privileged::test]
+fn two_takeovers_cause_no_failure_or_reset_in_a_crowd_of_guests() {
+    for workers in ["1", "2"] {
+        crowd_is_taken_over(workers, &Place::Home);
+    }
+}
+
+#[privileged::test]
+fn two_takeovers_of_a_pod_with_classifiers_cause_no_failure_or_reset() {
+    for workers in ["1", "2"] {
+        crowd_is_taken_over(workers, &Place::pod());
+    }
+}
+
+fn crowd_is_taken_over(workers: &str, place: &Place) {
+    let (node, guests, taps) = node_with_crowd();
     let mut running = place.agent(&node, &guests, &["--workers", workers]);
     let before = node.identities();
     assert_eq!(before.len(), guests.len());
@@ -403,18 +395,9 @@ impl Drop for Stop<'_> {
     }
 }
 
-#[test]
+#[privileged::test]
 fn the_pod_of_a_previous_agent_stays_alive_until_sigterm() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let mut node = Node::new();
-    let guests: Vec<Identity> =
-        (0..crowd_size()).map(|number| Identity::of(number).with_user_data_of(2_000)).collect();
-    for guest in &guests {
-        guest.write(node.records.path(), 1).expect("a record");
-    }
-    let taps = node.host.rack(&guests, Shape::default()).expect("taps");
+    let (node, guests, taps) = node_with_crowd();
     let pods = ["old", "new"].map(|name| Namespace::new(name).expect("a namespace"));
     let words = ["--takeover", "--linger"];
     let first = node.pod(&pods[0], &guests, &words);
@@ -448,12 +431,9 @@ fn the_pod_of_a_previous_agent_stays_alive_until_sigterm() {
     );
 }
 
-#[test]
+#[privileged::test]
 fn a_takeover_loses_none_of_a_guests_other_traffic() {
     const PINGS: u32 = 1_000;
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, guest) = one_guest(|_| {});
     let guests = [guest.identity().clone()];
     let first = node.agent(&guests, &[]);
@@ -468,11 +448,8 @@ fn a_takeover_loses_none_of_a_guests_other_traffic() {
 // If either agent dies during a takeover, guests are served again after the next start at the latest. A refused
 // takeover changes nothing.
 
-#[test]
+#[privileged::test]
 fn an_agent_keeps_serving_if_its_successor_dies_before_the_promise() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, guest) = one_guest(|_| {});
     let agent = node.agent(&[guest.identity().clone()], &[]);
     for phase in ["hello", "drain"] {
@@ -495,11 +472,8 @@ fn an_agent_keeps_serving_if_its_successor_dies_before_the_promise() {
     assert!(agent.ended(LEAVES_WITHIN).expect("it exits").0.success());
 }
 
-#[test]
+#[privileged::test]
 fn a_successor_dead_after_the_promise_leaves_ports_closed_until_the_next_start() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, guest) = one_guest(|_| {});
     let guests = [guest.identity().clone()];
     let agent = node.agent(&guests, &[]);
@@ -515,11 +489,8 @@ fn a_successor_dead_after_the_promise_leaves_ports_closed_until_the_next_start()
     assert_eq!(node.identities(), before);
 }
 
-#[test]
+#[privileged::test]
 fn an_agent_that_dies_while_draining_harms_no_other_guest() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, guest) = one_guest(|record| {
         record["user_data"] = json!({"text": "x".repeat(1 << 20)});
         record["serve"] = json!({"limits": {"user_data": 1 << 20}});
@@ -541,11 +512,8 @@ fn an_agent_that_dies_while_draining_harms_no_other_guest() {
     assert!(second.eventually_logs("ended before its connections did"), "{}", second.log());
 }
 
-#[test]
+#[privileged::test]
 fn a_newer_protocol_and_a_second_takeover_are_refused_with_advice() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, guest) = one_guest(|_| {});
     let _agent = node.agent(&[guest.identity().clone()], &[]);
     let mut newer = node.taker();
@@ -566,11 +534,8 @@ fn a_newer_protocol_and_a_second_takeover_are_refused_with_advice() {
     assert!(guest.fetch("/v1/meta-data", PATIENCE).is_ok());
 }
 
-#[test]
+#[privileged::test]
 fn the_next_agent_of_each_release_is_handed_the_ports() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, guest) = one_guest(|_| {});
     let guests = [guest.identity().clone()];
     for sample in golden::all("handover") {
@@ -595,11 +560,8 @@ fn the_next_agent_of_each_release_is_handed_the_ports() {
     assert!(guest.fetch("/v1/meta-data", PATIENCE).is_ok());
 }
 
-#[test]
+#[privileged::test]
 fn a_takeover_without_a_running_agent_is_a_plain_start() {
-    if !privileged::or_skip() {
-        return;
-    }
     let (node, guest) = one_guest(|_| {});
     let agent = node.agent(&[guest.identity().clone()], &["--takeover"]);
     assert!(agent.eventually_logs("nothing to take over"), "{}", agent.log());

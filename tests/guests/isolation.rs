@@ -280,12 +280,9 @@ fn send_half(station: &mut Station) -> Talk {
     talk
 }
 
-#[test]
+#[privileged::test]
 fn a_recreated_tap_with_the_same_name_and_index_serves_its_new_guest() {
     const IFINDEX: u32 = 4_711;
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new().expect("a node");
     let identities: Vec<_> = (0..4).map(Identity::of).collect();
     // Every guest may use this port.
@@ -324,11 +321,8 @@ fn a_recreated_tap_with_the_same_name_and_index_serves_its_new_guest() {
     exposition::balance(&agent, 0).expect("every frame is accounted for");
 }
 
-#[test]
+#[privileged::test]
 fn a_moved_tap_is_no_longer_served_and_its_name_serves_its_successor() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut guests = Guests::new(2, Shape::default());
     let ports = guests.ports();
     let elsewhere = Host::inside(Namespace::new("pod").expect("a namespace")).expect("a pod");
@@ -367,11 +361,8 @@ fn write_on_port(identity: &Identity, records: &std::path::Path, port: &str) -> 
     replace(&identity.path(records), &record.to_string())
 }
 
-#[test]
+#[privileged::test]
 fn taps_that_swap_names_serve_no_guest_the_others_record() {
-    if !privileged::or_skip() {
-        return;
-    }
     let mut guests = Guests::new(2, Shape::default());
     let ports = guests.ports();
     let _agent = guests.node.agent(&ports).expect("an agent");
@@ -402,12 +393,9 @@ fn taps_that_swap_names_serve_no_guest_the_others_record() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn an_answer_in_progress_comes_from_one_record_whatever_happens_to_it() {
     const BYTES: usize = 60_000;
-    if !privileged::or_skip() {
-        return;
-    }
     let mut guests = Guests::new(1, Shape::default());
     let ports = guests.ports();
     let first = guests.identities[0].clone().with_user_data_of(BYTES);
@@ -454,11 +442,8 @@ fn an_answer_in_progress_comes_from_one_record_whatever_happens_to_it() {
     exposition::balance(&agent, 0).expect("every frame is accounted for");
 }
 
-#[test]
+#[privileged::test]
 fn a_port_keeps_serving_its_guest_while_its_device_changes() {
-    if !privileged::or_skip() {
-        return;
-    }
     let shape = Shape { queues: 2, vnet_hdr: true };
     for mode in ["xdp", "tcx"] {
         let mut guests = Guests::new(2, shape);
@@ -496,11 +481,8 @@ fn a_port_keeps_serving_its_guest_while_its_device_changes() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_queue_added_later_is_served_like_the_first() {
-    if !privileged::or_skip() {
-        return;
-    }
     for mode in ["xdp", "tcx"] {
         let mut guests = Guests::new(1, Shape { queues: 2, vnet_hdr: true });
         let ports = guests.ports();
@@ -548,11 +530,8 @@ fn assert_all_served(identity: &Identity, station: &mut Station) {
     }
 }
 
-#[test]
+#[privileged::test]
 fn two_macs_on_one_port_are_two_guests() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new().expect("a node");
     let [one, other] = [0, 1].map(Identity::of);
     let tap = node.host.tap(&one, Shape::default()).expect("a tap");
@@ -588,11 +567,8 @@ fn two_macs_on_one_port_are_two_guests() {
     exposition::balance(&agent, 0).expect("every frame is accounted for");
 }
 
-#[test]
+#[privileged::test]
 fn each_nic_of_a_guest_is_served_only_on_its_own_tap() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new().expect("a node");
     let [one, other] = [0, 1].map(Identity::of);
     let macs = [one.mac, other.mac, Mac([0x52, 0x54, 0, 0x69, 0xff, 1])];
@@ -633,11 +609,8 @@ fn each_nic_of_a_guest_is_served_only_on_its_own_tap() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn one_mac_in_two_namespaces_is_two_guests() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new().expect("a node");
     let pods = [0, 1].map(|_| Host::inside(Namespace::new("pod").expect("a namespace")).expect("a pod"));
     let identities = [0, 1].map(Identity::of);
@@ -665,25 +638,13 @@ fn one_mac_in_two_namespaces_is_two_guests() {
     exposition::balance(&agent, 0).expect("every frame is accounted for");
 }
 
-#[test]
+#[privileged::test]
 fn every_queue_of_a_tap_serves_its_guest() {
     const QUEUES: usize = 4;
-    if !privileged::or_skip() {
-        return;
-    }
     for mode in ["xdp", "tcx"] {
-        let node = Node::new().expect("a node");
-        let identities = [0, 1].map(Identity::of);
-        let shape = Shape { queues: QUEUES, vnet_hdr: true };
-        let mut stations = identities.each_ref().map(|identity| {
-            identity.write(node.records.path(), 1).expect("a record");
-            let tap = node.host.tap(identity, shape).expect("a tap");
-            Station::new(tap, identity.mac, identity.address)
-        });
-        let ports: Vec<_> = identities
-            .iter()
-            .map(|identity| PortArgument::new(Host::tap_name(identity), identity.mac))
-            .collect();
+        let guests = Guests::new(2, Shape { queues: QUEUES, vnet_hdr: true });
+        let ports = guests.ports();
+        let Guests { node, identities, mut stations } = guests;
         let agent = node.agent_steering(mode, &ports).expect("an agent");
         for queue in 0..QUEUES {
             for (identity, station) in identities.iter().zip(&mut stations) {
@@ -702,22 +663,13 @@ fn every_queue_of_a_tap_serves_its_guest() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn a_guest_with_another_guests_address_gets_its_own_record() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let node = Node::new().expect("a node");
-    let identities = [0, 1].map(Identity::of);
-    let mut stations = identities.each_ref().map(|identity| {
-        identity.write(node.records.path(), 1).expect("a record");
-        let tap = node.host.tap(identity, Shape::default()).expect("a tap");
-        Station::new(tap, identity.mac, identity.address)
-    });
-    let ports: Vec<_> =
-        identities.iter().map(|identity| PortArgument::new(Host::tap_name(identity), identity.mac)).collect();
+    let guests = Guests::new(2, Shape::default());
+    let ports = guests.ports();
+    let Guests { node, identities, mut stations } = guests;
     let _agent = node.agent(&ports).expect("an agent");
-    let [spy, victim] = &mut stations;
+    let [spy, victim] = &mut stations[..] else { panic!("two guests") };
     let addresses = [
         victim.address,
         Ipv4Addr::LOCALHOST,
@@ -783,11 +735,8 @@ fn ensure_refused(station: &mut Station, question: &Question, field: &str, token
     Ok(())
 }
 
-#[test]
+#[privileged::test]
 fn a_guessed_stolen_or_expired_token_is_refused_in_every_dialect() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new().expect("a node");
     for vm in [SPY, VICTIM] {
         vm.write(node.records.path(), |record| record["serve"]["imdsv2"] = json!("required"))
@@ -824,11 +773,8 @@ fn a_guessed_stolen_or_expired_token_is_refused_in_every_dialect() {
     }
 }
 
-#[test]
+#[privileged::test]
 fn no_token_is_issued_for_a_forwarded_request() {
-    if !privileged::or_skip() {
-        return;
-    }
     let node = Node::new().expect("a node");
     SPY.write(node.records.path(), |_| ()).expect("a record");
     let mut spy = node.station("tap0", SPY.mac(0), SPY.address(), Shape::default()).expect("a tap");

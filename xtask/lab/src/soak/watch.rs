@@ -401,6 +401,35 @@ pub(super) struct SoakReport {
     samples: Vec<SoakSample>,
 }
 
+/// The page of a report: whether every bound held, the text and the drawings.
+pub(super) fn report_page(title: &str, broken: &[String], text: String, drawings: &[Drawing]) -> String {
+    let mut xml = Xml::default();
+    xml.verbatim("<!DOCTYPE html>\n");
+    let root: [Attribute<'_>; 2] = [("lang", &"en"), ("xmlns", &"http://www.w3.org/1999/xhtml")];
+    xml.within("html", &root, |xml| {
+        xml.within("head", &[], |xml| {
+            xml.empty("meta", &[("charset", &"utf-8")]);
+            xml.line("title", &[], format!("xdp-imds: {}", title.to_lowercase()));
+            xml.within("style", &[], |xml| xml.verbatim(STYLE));
+        });
+        xml.within("body", &[], |xml| {
+            xml.line("h1", &[], title);
+            if broken.is_empty() {
+                xml.line("p", &[("class", &"lead")], "Every bound held.");
+            }
+            broken.iter().for_each(|what| xml.line("p", &[("class", &"bad")], what));
+            xml.line("pre", &[], text);
+            drawings.iter().for_each(|drawing| drawing.figure(xml, None));
+        });
+    });
+    xml.finish()
+}
+
+/// Writes a file of a report.
+pub(super) fn write_file(path: &Path, text: String) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
 impl SoakReport {
     pub(super) fn new(seed: u64, taps: u64, minutes: f64, samples: Vec<SoakSample>, shared: &Shared) -> Self {
         let verdicts = judge(&samples, taps);
@@ -445,40 +474,17 @@ impl SoakReport {
 
     /// Writes the JSON file and the page, if they are wanted.
     pub(super) fn write(&self, json: Option<&Path>, page: Option<&Path>) -> Result<()> {
-        let write = |path: &Path, text: String| {
-            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-        };
         if let Some(path) = json {
-            write(path, serde_json::to_string_pretty(self)? + "\n")?;
+            write_file(path, serde_json::to_string_pretty(self)? + "\n")?;
         }
         if let Some(path) = page {
-            write(path, self.page())?;
+            write_file(path, self.page())?;
         }
         Ok(())
     }
 
     fn page(&self) -> String {
-        let mut xml = Xml::default();
-        xml.verbatim("<!DOCTYPE html>\n");
-        let root: [Attribute<'_>; 2] = [("lang", &"en"), ("xmlns", &"http://www.w3.org/1999/xhtml")];
-        xml.within("html", &root, |xml| {
-            xml.within("head", &[], |xml| {
-                xml.empty("meta", &[("charset", &"utf-8")]);
-                xml.line("title", &[], "xdp-imds: soak");
-                xml.within("style", &[], |xml| xml.verbatim(STYLE));
-            });
-            xml.within("body", &[], |xml| {
-                xml.line("h1", &[], "Soak");
-                let broken = self.broken();
-                if broken.is_empty() {
-                    xml.line("p", &[("class", &"lead")], "Every bound held.");
-                }
-                broken.iter().for_each(|what| xml.line("p", &[("class", &"bad")], what));
-                xml.line("pre", &[], self.text());
-                self.drawings().iter().for_each(|drawing| drawing.figure(xml, None));
-            });
-        });
-        xml.finish()
+        report_page("Soak", &self.broken(), self.text(), &self.drawings())
     }
 
     fn drawings(&self) -> [Drawing; 2] {

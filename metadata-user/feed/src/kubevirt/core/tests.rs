@@ -2,6 +2,7 @@
 
 mod replay;
 
+use metadata_common::mac::Mac;
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 use metadata_links::inlet;
@@ -46,6 +47,25 @@ fn vmi(pods: &[&str]) -> Value {
     })
 }
 
+/// A VMI with one pod, changed by the test.
+fn vmi_with(change: impl FnOnce(&mut Value)) -> Value {
+    let mut vmi = vmi(&["p"]);
+    change(&mut vmi);
+    vmi
+}
+
+/// A VMI with one pod and this NIC.
+fn vmi_on(interface: Value) -> Value {
+    vmi_with(|vmi| vmi["spec"]["domain"]["devices"]["interfaces"] = json!([interface]))
+}
+
+/// Another VMI of the same name.
+fn next_vmi(pod: &str) -> Value {
+    let mut next = vmi(&[pod]);
+    next["metadata"]["uid"] = "c5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10".into();
+    next
+}
+
 /// Like [`vmi`], with user-data in a Secret.
 fn secretive(pods: &[&str]) -> Value {
     let mut vmi = vmi(pods);
@@ -54,29 +74,42 @@ fn secretive(pods: &[&str]) -> Value {
 }
 
 fn named(name: &str) -> Value {
-    let mut vmi = vmi(&["p"]);
+    named_with(name, "p")
+}
+
+fn named_with(name: &str, pod: &str) -> Value {
+    let mut vmi = vmi(&[pod]);
     vmi["metadata"]["name"] = name.into();
     vmi
 }
 
 fn pod(uid: &str, pid: u32) -> Pod {
-    Pod {
-        uid: uid.parse().expect("a uid"),
-        pid,
-        netns: format!("/proc/{pid}/ns/net"),
-        taps: vec![Tap {
-            ifname: "tap0".into(),
-            kind: TapKind::Tap,
-            mac: metadata_common::mac::Mac::default(),
-            queues: 1,
-        }],
-        nics: Vec::new(),
-    }
+    let tap = Tap { ifname: "tap0".into(), kind: TapKind::Tap, mac: Mac::default(), queues: 1 };
+    let (uid, netns) = (uid.parse().expect("a uid"), format!("/proc/{pid}/ns/net"));
+    Pod { uid, pid, netns, taps: vec![tap], nics: Vec::new() }
+}
+
+fn nic(name: &str, mac: [u8; 6]) -> PodNic {
+    PodNic { name: name.into(), kind: "veth".into(), mac: Mac(mac) }
 }
 
 impl Story {
     fn begin() -> Self {
         Self::with(KubevirtOptions::default())
+    }
+
+    /// With a VMI that a watch of this node names.
+    fn of(vmi: Value) -> Self {
+        let mut story = Self::begin();
+        story.apply(VmiOrigin::Here, vmi);
+        story
+    }
+
+    /// With a VMI whose launcher is found.
+    fn served() -> Self {
+        let mut story = Self::of(vmi(&["p"]));
+        story.found("p");
+        story
     }
 
     fn with(options: KubevirtOptions) -> Self {
@@ -101,7 +134,11 @@ impl Story {
     }
 
     fn lose(&mut self, origin: VmiOrigin) -> Vec<String> {
-        self.core.gone(origin, "shop/web", self.now);
+        self.lose_of(origin, "shop/web")
+    }
+
+    fn lose_of(&mut self, origin: VmiOrigin, key: &str) -> Vec<String> {
+        self.core.gone(origin, key, self.now);
         self.actions()
     }
 
@@ -133,10 +170,15 @@ impl Story {
         }
     }
 
+    /// The actions since the last call.
+    fn all_actions(&mut self) -> Vec<Action> {
+        self.translate();
+        self.core.actions()
+    }
+
     /// The actions since the last call, abbreviated. They omit watched volumes, which another test covers.
     fn actions(&mut self) -> Vec<String> {
-        self.translate();
-        let actions = self.core.actions().into_iter();
+        let actions = self.all_actions().into_iter();
         let actions =
             actions.filter(|action| !matches!(action, Action::Watch(_, volumes) if !volumes.is_empty()));
         let word = |action| match action {
@@ -162,27 +204,19 @@ const NOTHING: [&str; 0] = [];
 
 #[test]
 fn a_vm_ends_with_its_launcher_and_stays_ended_on_old_events() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, vmi(&["p"]));
-    story.found("p");
+    let mut story = Story::served();
     assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
     assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), NOTHING);
     assert_eq!(story.found("p"), NOTHING);
     // A restart: the same name, another VMI and another pod.
-    let mut next = vmi(&["q"]);
-    next["metadata"]["uid"] = "c5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10".into();
-    assert_eq!(story.apply(VmiOrigin::Here, next), ["watch q"]);
+    assert_eq!(story.apply(VmiOrigin::Here, next_vmi("q")), ["watch q"]);
     assert_eq!(story.found("q"), ["+shop/web 102", "ImdsReady web"]);
 }
 
 #[test]
 fn a_new_vmi_of_the_same_name_inherits_nothing() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, vmi(&["p"]));
-    story.found("p");
-    let mut next = vmi(&["p"]);
-    next["metadata"]["uid"] = "c5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10".into();
-    assert_eq!(story.apply(VmiOrigin::Here, next), ["-shop/web", "leave p", "watch p"]);
+    let mut story = Story::served();
+    assert_eq!(story.apply(VmiOrigin::Here, next_vmi("p")), ["-shop/web", "leave p", "watch p"]);
 }
 
 #[test]
@@ -193,19 +227,14 @@ fn a_final_phase_an_opt_out_and_a_departed_pod_each_end_a_vm() {
         |vmi| vmi["status"]["activePods"] = json!({"p": "elsewhere"}),
     ];
     for change in changes {
-        let mut story = Story::begin();
-        story.apply(VmiOrigin::Here, vmi(&["p"]));
-        story.found("p");
-        let mut changed = vmi(&["p"]);
-        change(&mut changed);
-        assert_eq!(story.apply(VmiOrigin::Here, changed), ["-shop/web", "leave p"]);
+        let mut story = Story::served();
+        assert_eq!(story.apply(VmiOrigin::Here, vmi_with(change)), ["-shop/web", "leave p"]);
     }
 }
 
 #[test]
 fn a_deleted_vmi_ends_at_once_or_with_its_launcher() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    let mut story = Story::of(vmi(&["p"]));
     assert_eq!(story.lose(VmiOrigin::Here), ["leave p"]);
     story.apply(VmiOrigin::Here, vmi(&["p"]));
     story.found("p");
@@ -217,11 +246,8 @@ fn a_deleted_vmi_ends_at_once_or_with_its_launcher() {
 
 #[test]
 fn the_source_of_a_migration_serves_until_its_launcher_ends() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, vmi(&["p"]));
-    story.found("p");
-    let mut migrating = vmi(&["p"]);
-    migrating["status"]["activePods"]["z"] = "elsewhere".into();
+    let mut story = Story::served();
+    let migrating = vmi_with(|vmi| vmi["status"]["activePods"]["z"] = "elsewhere".into());
     assert_eq!(story.apply(VmiOrigin::Here, migrating), NOTHING);
     // The label `nodeName` changed, so the watch by that label sees a deletion.
     assert_eq!(story.lose(VmiOrigin::Here), NOTHING);
@@ -253,9 +279,7 @@ fn a_failed_migration_ends_the_target() {
 
 #[test]
 fn a_vm_with_two_pods_here_has_two_records() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, vmi(&["p"]));
-    story.found("p");
+    let mut story = Story::served();
     assert_eq!(story.apply(VmiOrigin::Coming, vmi(&["p", "a"])), ["watch a"]);
     assert_eq!(story.pod("a", PodEvent::Found(pod("a", 43))), ["+shop/web@a 102", "ImdsReady web"]);
     assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
@@ -284,13 +308,11 @@ fn missing() -> PodEvent {
 
 #[test]
 fn a_missing_launcher_is_reported_until_it_is_found() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    let mut story = Story::of(vmi(&["p"]));
     assert_eq!(story.pod("p", PodEvent::Absent), NOTHING, "it may still appear");
     story.now += GRACE;
     story.core.pod(&"p".parse().expect("a uid"), missing(), story.now);
-    story.translate();
-    let actions = story.core.actions();
+    let actions = story.all_actions();
     let [Action::Publish(FeedEvent::Rejected { key, error }), Action::Report(report)] = &actions[..] else {
         panic!("{actions:?}")
     };
@@ -306,14 +328,13 @@ fn a_missing_launcher_is_reported_until_it_is_found() {
 
 #[test]
 fn a_report_of_a_missing_launcher_ends_with_its_pod_or_an_unserved_vm() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    let mut story = Story::of(vmi(&["p"]));
     story.now += GRACE;
     assert_eq!(story.pod("p", missing()), ["!shop/web", "ImdsDegraded web"]);
     assert_eq!(story.apply(VmiOrigin::Here, vmi(&[])), ["-shop/web", "leave p"]);
     // With its launcher found, the VM has no NIC that could be served.
-    let mut without = vmi(&["p"]);
-    without["spec"]["domain"]["devices"]["interfaces"][0]["state"] = "absent".into();
+    let without =
+        vmi_with(|vmi| vmi["spec"]["domain"]["devices"]["interfaces"][0]["state"] = "absent".into());
     story.apply(VmiOrigin::Here, without);
     story.now += GRACE;
     assert_eq!(story.pod("p", missing()), ["!shop/web", "ImdsDegraded web"]);
@@ -322,8 +343,7 @@ fn a_report_of_a_missing_launcher_ends_with_its_pod_or_an_unserved_vm() {
 
 #[test]
 fn a_pod_beyond_a_limit_is_reported_at_once() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    let mut story = Story::of(vmi(&["p"]));
     story.core.unfollowed(&"p".parse().expect("a uid"), &PodsError::TooManyPods, story.now);
     assert_eq!(story.actions(), ["!shop/web", "ImdsDegraded web"]);
     assert!(story.core.is_settled());
@@ -337,26 +357,17 @@ fn a_vmi_is_served_once_its_launcher_is_found() {
     assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
     assert!(story.core.is_settled() && !story.core.awaits("shop/web"));
     assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), NOTHING, "nothing new");
-    let mut renamed = vmi(&["p"]);
-    renamed["spec"]["hostname"] = "other".into();
+    let renamed = vmi_with(|vmi| vmi["spec"]["hostname"] = "other".into());
     assert_eq!(story.apply(VmiOrigin::Here, renamed), ["+shop/web 102"]);
 }
 
 /// A pod on passt with these devices of an inlet.
 fn on_passt(ends: &[&str]) -> Pod {
-    let nic = |name: &&str| PodNic {
-        name: (*name).to_owned(),
-        kind: "veth".into(),
-        mac: metadata_common::mac::Mac::default(),
-    };
-    Pod { taps: Vec::new(), nics: ends.iter().map(nic).collect(), ..pod("p", 42) }
+    Pod { taps: Vec::new(), nics: ends.iter().map(|name| nic(name, [0; 6])).collect(), ..pod("p", 42) }
 }
 
 fn vmi_on_passt() -> Value {
-    let mut vmi = vmi(&["p"]);
-    vmi["spec"]["domain"]["devices"]["interfaces"] =
-        json!([{"name": "default", "passtBinding": {}, "macAddress": "02:00:00:00:00:01"}]);
-    vmi
+    vmi_on(json!({"name": "default", "passtBinding": {}, "macAddress": "02:00:00:00:00:01"}))
 }
 
 #[test]
@@ -384,8 +395,7 @@ fn an_inlet_that_stays_unready_is_reported_after_the_grace_period() {
 
 #[test]
 fn an_unwanted_inlet_of_a_pod_is_removed() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, vmi_on_passt());
+    let mut story = Story::of(vmi_on_passt());
     let left = PodEvent::Found(on_passt(&[inlet::POD_END]));
     assert_eq!(story.pod("p", left), ["inlet p none", "!shop/web", "ImdsDegraded web"]);
     assert!(story.core.is_settled());
@@ -398,8 +408,7 @@ fn serve(story: &mut Story, service: ServingState) -> Vec<(EventReason, String)>
 }
 
 fn reports(story: &mut Story) -> Vec<(EventReason, String)> {
-    story.translate();
-    let reports = story.core.actions().into_iter().filter_map(|action| match action {
+    let reports = story.all_actions().into_iter().filter_map(|action| match action {
         Action::Report(report) => Some((report.reason, report.message)),
         _ => None,
     });
@@ -432,16 +441,11 @@ fn a_vm_is_reported_as_ready_once_the_agent_serves_it_and_not_before() {
 #[test]
 fn a_renamed_nic_of_a_pod_keeps_its_mac_for_a_while() {
     let mut story = Story::begin();
-    let mut bridged = vmi(&["p"]);
-    bridged["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "bridge": {}}]);
+    let bridged = vmi_on(json!({"name": "default", "bridge": {}}));
     story.apply(VmiOrigin::Here, bridged);
-    let shown = |nics: &[(&str, u8)]| {
-        let nic = |(name, last): &(&str, u8)| PodNic {
-            name: (*name).into(),
-            kind: "veth".into(),
-            mac: metadata_common::mac::Mac([2, 0, 0, 0, 0, *last]),
-        };
-        Pod { nics: nics.iter().map(nic).collect(), ..pod("p", 42) }
+    let shown = |nics: &[(&str, u8)]| Pod {
+        nics: nics.iter().map(|(name, last)| nic(name, [2, 0, 0, 0, 0, *last])).collect(),
+        ..pod("p", 42)
     };
     assert_eq!(story.pod("p", PodEvent::Found(shown(&[("eth0", 1)]))), ["+shop/web 101", "ImdsReady web"]);
     // A busy node: the grace of a new pod is over before KubeVirt sets up its network.
@@ -455,20 +459,15 @@ fn a_renamed_nic_of_a_pod_keeps_its_mac_for_a_while() {
     assert_eq!(story.pod("p", PodEvent::Taps(shown(&[("eth0-nic", 9)]))), NOTHING);
     assert_eq!(story.pass(NIC_KEPT), ["watch p", "!shop/web", "ImdsDegraded web"]);
     // A NIC whose MAC changes has the new one.
-    let ready = ["+shop/web 102", "+shop/web 102", "ImdsReady web"];
-    assert_eq!(
-        story.pod("p", PodEvent::Taps(shown(&[("eth0", 2)]))),
-        ready,
-        "the second one clears the refusal"
-    );
+    let actions = story.pod("p", PodEvent::Taps(shown(&[("eth0", 2)])));
+    assert_eq!(actions, ["+shop/web 102", "+shop/web 102", "ImdsReady web"], "the second clears the refusal");
 }
 
 // Secrets, NICs and memory: what a record needs beside the VMI.
 
 #[test]
 fn a_late_secret_is_awaited_and_reported_after_the_grace_period() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, secretive(&["p"]));
+    let mut story = Story::of(secretive(&["p"]));
     assert_eq!(story.found("p"), ["?shop/web 1"]);
     assert_eq!(story.pod("p", PodEvent::Taps(pod("p", 42))), NOTHING);
     assert_eq!(story.pass(GRACE), ["!shop/web", "ImdsDegraded web"]);
@@ -486,8 +485,7 @@ fn a_late_secret_is_awaited_and_reported_after_the_grace_period() {
 
 #[test]
 fn a_vms_volumes_are_watched_before_they_exist() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, secretive(&["p"]));
+    let mut story = Story::of(secretive(&["p"]));
     let mut watched = |vmi: Option<Value>| {
         match vmi {
             Some(vmi) => story.core.applied(VmiOrigin::Here, Vmi::from_value(vmi).expect("a VMI"), story.now),
@@ -509,26 +507,21 @@ fn a_vms_volumes_are_watched_before_they_exist() {
 
 #[test]
 fn expected_identities_are_withdrawn_when_the_pod_ends() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, secretive(&["p"]));
+    let mut story = Story::of(secretive(&["p"]));
     story.found("p");
     assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
 }
 
 #[test]
 fn a_hot_plugged_nic_is_served_and_an_unplugged_one_is_not() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, vmi(&["p"]));
-    story.found("p");
+    let mut story = Story::served();
     let mut more = vmi(&["p"]);
     let nic = json!({"name": "red", "bridge": {}, "macAddress": "02:00:00:00:00:02"});
     more["spec"]["domain"]["devices"]["interfaces"].as_array_mut().expect("NICs").push(nic);
     more["spec"]["networks"] =
         json!([{"name": "default", "pod": {}}, {"name": "red", "multus": {"networkName": "r"}}]);
     let nics = |story: &mut Story| {
-        story.translate();
-        let actions = story.core.actions();
-        actions.into_iter().find_map(|action| match action {
+        story.all_actions().into_iter().find_map(|action| match action {
             Action::Publish(FeedEvent::Upsert { record, .. }) => Some(record.network.nics.len()),
             _ => None,
         })
@@ -541,19 +534,18 @@ fn a_hot_plugged_nic_is_served_and_an_unplugged_one_is_not() {
 }
 
 #[test]
-fn an_unserved_binding_is_reported_at_once_by_name() {
+fn an_unserved_binding_is_reported_at_once_by_name_and_not_awaited() {
     let mut story = Story::begin();
-    let mut sriov = vmi(&["p"]);
-    sriov["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "fast", "sriov": {}}]);
+    let sriov = vmi_on(json!({"name": "fast", "sriov": {}}));
     story.apply(VmiOrigin::Here, sriov);
     story.core.pod(&"p".parse().expect("a uid"), PodEvent::Found(pod("p", 42)), story.now);
-    story.translate();
-    let actions = story.core.actions();
+    let actions = story.all_actions();
     let [Action::Publish(FeedEvent::Rejected { error, .. }), Action::Report(report)] = &actions[..] else {
         panic!("{actions:?}")
     };
     assert!(error.to_string().contains("`sriov`") && report.message.contains("`fast`"), "{error}");
     assert_eq!(report.reason, EventReason::Degraded);
+    assert!(!story.core.awaits("shop/web") && !story.core.awaits("shop/other"));
 }
 
 #[test]
@@ -561,20 +553,16 @@ fn a_vm_without_memory_is_reported_and_served_once_memory_is_free() {
     const LARGE: usize = 50_000;
     let mut story = Story::begin();
     let room = MemoryBudget::new(330_000);
-    let (id, other) =
-        (RecordId::new(RecordSource::Kubevirt, "shop/web"), RecordId::new(RecordSource::Api, "other"));
+    let id = |key: &str| RecordId::new(RecordSource::Kubevirt, key);
+    let other = RecordId::new(RecordSource::Api, "other");
     let taking = Arc::clone(&room);
-    let admit =
-        move |key: &str, record: &Record| taking.take(&RecordId::new(RecordSource::Kubevirt, key), record);
-    story.core = story.core.admitting(Box::new(admit));
+    story.core = story.core.admitting(Box::new(move |key, record: &Record| taking.take(&id(key), record)));
     story.put("p", "ci-udata", "userdata", "small");
     story.apply(VmiOrigin::Here, secretive(&["p"]));
     assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
     let small = room.usage().used;
-    let Some(record) = story.core.vmis["shop/web"].instances.values().find_map(|i| i.record.clone()) else {
-        panic!("there is a record")
-    };
-    let mut hoarder = (*record).clone();
+    let record = story.core.vmis["shop/web"].instances.values().find_map(|one| one.record.clone());
+    let mut hoarder = (*record.expect("a record")).clone();
     hoarder.user_data = Some(bytes::Bytes::from(vec![b'x'; LARGE]).into());
     room.take(&other, &hoarder).expect("room");
     // A larger version is refused, the small one stays, and the refusal is published once.
@@ -588,7 +576,7 @@ fn a_vm_without_memory_is_reported_and_served_once_memory_is_free() {
     story.core.freed(|tenant| room.free_for(tenant), story.now);
     // The second event clears the complaint.
     assert_eq!(story.actions(), ["+shop/web 102", "+shop/web 102", "ImdsReady web"]);
-    room.give_back(&id);
+    room.give_back(&id("shop/web"));
     assert_eq!(room.usage().used, 0);
 }
 
@@ -641,9 +629,7 @@ fn a_list_removes_missing_vmis_of_its_own_watch_only() {
     for (origin, name) in
         [(VmiOrigin::Here, "a"), (VmiOrigin::Here, "b"), (VmiOrigin::Coming, "c"), (VmiOrigin::Kept, "d")]
     {
-        let mut vmi = named(name);
-        vmi["status"]["activePods"] = json!({name: "here"});
-        story.apply(origin, vmi);
+        story.apply(origin, named_with(name, name));
     }
     let keys = BTreeSet::from(["shop/b".to_owned()]);
     story.core.listed(VmiOrigin::Here, &keys, story.now);
@@ -658,8 +644,7 @@ fn a_kept_vmi_is_served_until_a_watch_names_it() {
     let mut story = Story::begin();
     assert_eq!(story.apply(VmiOrigin::Kept, vmi(&["p"])), ["watch p"]);
     assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
-    let mut changed = vmi(&["p"]);
-    changed["spec"]["hostname"] = "other".into();
+    let changed = vmi_with(|vmi| vmi["spec"]["hostname"] = "other".into());
     assert_eq!(story.apply(VmiOrigin::Here, changed.clone()), ["+shop/web 102"]);
     assert_eq!(story.apply(VmiOrigin::Kept, vmi(&["p"])), NOTHING, "what is kept is older");
     story.core.listed(VmiOrigin::Kept, &BTreeSet::new(), story.now);
@@ -686,22 +671,11 @@ fn a_watch_takes_precedence_over_the_hook() {
     story.apply(VmiOrigin::Hook, vmi(&["p"]));
     assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), NOTHING);
     story.found("p");
-    let mut old = vmi(&["p"]);
-    old["spec"]["hostname"] = "old".into();
+    let old = vmi_with(|vmi| vmi["spec"]["hostname"] = "old".into());
     assert_eq!(story.apply(VmiOrigin::Hook, old), NOTHING);
     story.pod("p", PodEvent::Gone);
     story.lose(VmiOrigin::Here);
     assert_eq!(story.core.vmis().count(), 0);
-}
-
-#[test]
-fn an_unserved_vmi_is_not_awaited() {
-    let mut story = Story::begin();
-    let mut sriov = vmi(&["p"]);
-    sriov["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "fast", "sriov": {}}]);
-    story.apply(VmiOrigin::Hook, sriov);
-    story.found("p");
-    assert!(!story.core.awaits("shop/web") && !story.core.awaits("shop/other"));
 }
 
 /// A VMI of a namespace without pods, with an annotation of this many bytes.
@@ -756,12 +730,9 @@ fn a_namespace_of_large_vmis_leaves_room_for_a_small_one_of_another() {
     }
     assert!(refused > 0, "it has its share");
     assert_eq!(story.apply(VmiOrigin::Here, sized("modest", "web", 300)), NOTHING);
-    story.core.applied(
-        VmiOrigin::Here,
-        Vmi::from_value(sized("hostile", "next", 1_500_000)).expect("a VMI"),
-        story.now,
-    );
-    let actions = story.core.actions();
+    let large = Vmi::from_value(sized("hostile", "next", 1_500_000)).expect("a VMI");
+    story.core.applied(VmiOrigin::Here, large, story.now);
+    let actions = story.all_actions();
     let [Action::Publish(FeedEvent::Rejected { error, .. })] = &actions[..] else { panic!("{actions:?}") };
     let text = error.to_string();
     assert!(text.contains("namespace/hostile holds") && text.contains("Secret"), "{text}");
@@ -769,14 +740,11 @@ fn a_namespace_of_large_vmis_leaves_room_for_a_small_one_of_another() {
 
 #[test]
 fn an_unreadable_vmi_leaves_the_published_record() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, vmi(&["p"]));
-    story.found("p");
+    let mut story = Story::served();
     let error = Vmi::read(b"[]").expect_err("no VMI");
     story.core.unreadable("shop/web", &error);
     assert_eq!(story.actions(), ["!shop/web"]);
-    story.core.gone(VmiOrigin::Here, "shop/other", story.now);
-    assert_eq!(story.actions(), ["-shop/other"], "it was never decoded");
+    assert_eq!(story.lose_of(VmiOrigin::Here, "shop/other"), ["-shop/other"], "it was never decoded");
     assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), ["+shop/web 101"], "it is readable again");
 }
 
@@ -805,44 +773,25 @@ fn a_vmi_kept_without_its_owner_is_expected_until_the_api_server_names_it() {
 
 #[test]
 fn a_pod_stays_with_the_vmi_that_named_it_first_whatever_the_others_name() {
-    let mut story = Story::begin();
-    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    let mut story = Story::of(vmi(&["p"]));
     assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
-    let attacker = named("aaa");
-    assert_eq!(
-        story.apply(VmiOrigin::Here, attacker.clone()),
-        ["!shop/aaa"],
-        "it would be first by its name"
-    );
-    assert_eq!(story.apply(VmiOrigin::Here, attacker.clone()), NOTHING, "said once");
+    for refused in [&["!shop/aaa"][..], &[]] {
+        assert_eq!(story.apply(VmiOrigin::Here, named("aaa")), refused, "it would be first by its name");
+    }
     assert_eq!(story.pod("p", PodEvent::Files { volume: "any".into() }), NOTHING);
     assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"], "the holder's, not the other's");
 }
 
 #[test]
 fn a_refusal_ends_with_what_was_refused() {
-    let mut story = Story::begin();
-    let large = || {
-        let mut vmi = vmi(&["p"]);
-        vmi["metadata"]["annotations"] = json!({"note": "x".repeat(VMIS_BYTES)});
-        vmi
-    };
-    story.apply(VmiOrigin::Here, vmi(&["p"]));
-    story.found("p");
-    assert_eq!(story.apply(VmiOrigin::Here, large()), ["!shop/web"]);
+    let mut story = Story::served();
+    let large = vmi_with(|vmi| vmi["metadata"]["annotations"] = json!({"note": "x".repeat(VMIS_BYTES)}));
+    assert_eq!(story.apply(VmiOrigin::Here, large), ["!shop/web"]);
     assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), ["+shop/web 101"], "the version before is back");
-    let rival = |pod: &str| {
-        let mut rival = named("rival");
-        rival["status"]["activePods"] = json!({pod: "here"});
-        rival
-    };
-    let lose = |story: &mut Story| {
-        story.core.gone(VmiOrigin::Here, "shop/rival", story.now);
-        story.actions()
-    };
+    let rival = |pod: &str| named_with("rival", pod);
     assert_eq!(story.apply(VmiOrigin::Here, rival("p")), ["!shop/rival"]);
-    assert_eq!(lose(&mut story), ["-shop/rival"], "the VMI is deleted");
+    assert_eq!(story.lose_of(VmiOrigin::Here, "shop/rival"), ["-shop/rival"], "the VMI is deleted");
     assert_eq!(story.apply(VmiOrigin::Here, rival("p")), ["!shop/rival"]);
     assert_eq!(story.apply(VmiOrigin::Here, rival("q")), ["watch q", "-shop/rival"], "it names its own pod");
-    assert_eq!(lose(&mut story), ["leave q"]);
+    assert_eq!(story.lose_of(VmiOrigin::Here, "shop/rival"), ["leave q"]);
 }

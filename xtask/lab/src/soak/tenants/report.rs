@@ -2,9 +2,10 @@
 
 use super::AttackTally;
 use super::node::PATIENCE;
+use crate::soak::watch::{report_page, write_file};
 use crate::storm::report::chart::{At, Attribute, Axis, Curve, Drawing, Plot, Scale, WIDTH, Xml};
 use crate::storm::report::{self, STYLE};
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -195,41 +196,18 @@ impl TenantsReport {
 
     /// Writes the JSON file and the picture, if they are wanted. The picture is an SVG image, or a page with it.
     pub(crate) fn write(&self, json: Option<&Path>, picture: Option<&Path>) -> Result<()> {
-        let write = |path: &Path, text: String| {
-            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-        };
         if let Some(path) = json {
-            write(path, serde_json::to_string_pretty(self)? + "\n")?;
+            write_file(path, serde_json::to_string_pretty(self)? + "\n")?;
         }
         if let Some(path) = picture {
             let is_image = path.extension().is_some_and(|it| it == "svg");
-            write(path, if is_image { self.svg() } else { self.page() })?;
+            write_file(path, if is_image { self.svg() } else { self.page() })?;
         }
         Ok(())
     }
 
     fn page(&self) -> String {
-        let mut xml = Xml::default();
-        xml.verbatim("<!DOCTYPE html>\n");
-        let root: [Attribute<'_>; 2] = [("lang", &"en"), ("xmlns", &"http://www.w3.org/1999/xhtml")];
-        xml.within("html", &root, |xml| {
-            xml.within("head", &[], |xml| {
-                xml.empty("meta", &[("charset", &"utf-8")]);
-                xml.line("title", &[], "xdp-imds: soak with hostile tenants");
-                xml.within("style", &[], |xml| xml.verbatim(STYLE));
-            });
-            xml.within("body", &[], |xml| {
-                xml.line("h1", &[], "Soak with hostile tenants");
-                let broken = self.broken();
-                if broken.is_empty() {
-                    xml.line("p", &[("class", &"lead")], "Every bound held.");
-                }
-                broken.iter().for_each(|what| xml.line("p", &[("class", &"bad")], what));
-                xml.line("pre", &[], self.text());
-                self.drawings().iter().for_each(|drawing| drawing.figure(xml, None));
-            });
-        });
-        xml.finish()
+        report_page("Soak with hostile tenants", &self.broken(), self.text(), &self.drawings())
     }
 
     fn svg(&self) -> String {
