@@ -3,6 +3,7 @@
 //! Only integers and byte arrays cross this boundary. Every padding byte is a named field. The size of each
 //! layout is asserted at compile time.
 
+use crate::answer::SEGMENT_V4;
 use crate::cookie::{CookieKey, TcpOptions};
 
 /// The index of one identity (a port and a MAC) in every per-guest table, in the kernel and in user space.
@@ -99,7 +100,7 @@ pub const FIN_ENDS_BOTH_KERNEL: u16 = 3;
 /// Maximum number of published documents. A document takes about 100 bytes of the kernel's memory.
 pub const MAX_DOCUMENTS: u32 = 262_144;
 
-/// Maximum number of documents that VMs have in common.
+/// Maximum number of common documents.
 pub const MAX_COMMON_DOCUMENTS: u16 = COMMON_WORDS as u16 * COMMON_BITS;
 
 /// Words of [`CommonUses`].
@@ -111,8 +112,14 @@ pub const COMMON_BITS: u16 = 32;
 /// Maximum number of distinct responses among the published documents. A response takes about 590 bytes.
 pub const MAX_BODIES: u32 = 65_536;
 
-/// Bytes of the longest response that is published, with its head.
+/// Bytes of the longest response, with its head, that has room in the frame of its request.
 pub const RESPONSE_BYTES: usize = 512;
+
+/// Maximum number of distinct responses above [`RESPONSE_BYTES`] among the published documents. A response takes 2 KiB.
+pub const MAX_LONG_BODIES: u32 = 8_192;
+
+/// Bytes of the longest response that is published, with its head: it is sent in one segment.
+pub const LONG_RESPONSE_BYTES: usize = 1_460;
 
 /// Maximum number of counters of answers to requests.
 pub const MAX_ANSWER_COUNTERS: u32 = 1_024;
@@ -202,6 +209,8 @@ pub mod name {
     pub const COMMON_USES: &str = "COMMON_USES";
     /// `HASH` [`Document::body`](super::Document::body) → bytes of a response.
     pub const BODIES: &str = "BODIES";
+    /// As `BODIES`, for longer responses.
+    pub const LONG_BODIES: &str = "LONG_BODIES";
     /// `HASH` 0 → [`ServedDate`](super::ServedDate). A hash replaces a value whole.
     pub const DATE: &str = "DATE";
     /// `ARRAY`, mapped into user space: [`Flow::index`](crate::cookie::Flow::index) →
@@ -287,7 +296,10 @@ pub mod program {
     pub const PORT_TCX_STUB: &str = "port_tcx_stub";
     /// A classifier tail-called by `port_tcx` in other namespaces: writes the frame to a hub's ring.
     pub const RING: &str = "ring";
-    /// XDP on the hub's inner veth: redirects frames to the AF_XDP socket.
+    /// A classifier after `request`, on the hub's inner veth: completes an answer that has no room in the frame of its
+    /// request, and sends it to the guest's port.
+    pub const REQUEST_TCX: &str = "request_tcx";
+    /// XDP on the hub's inner veth: redirects frames to the AF_XDP socket, and passes begun answers to `request_tcx`.
     pub const SOCKET: &str = "socket";
     /// XDP on the hub tap: redirects an answer to the guest's port named by its stamp.
     pub const HUB: &str = "hub";
@@ -454,7 +466,8 @@ pub struct DocumentKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Document {
-    /// The key of its bytes in `BODIES`. Numbers are not used again.
+    /// The key of its bytes in `BODIES`, or in `LONG_BODIES` if they are more than [`RESPONSE_BYTES`]. Numbers are not
+    /// used again.
     pub body: u64,
     /// The length of the response in bytes.
     pub length: u16,
@@ -466,13 +479,13 @@ pub struct Document {
     pub sum: u16,
     /// The index of its counter.
     pub counter: u16,
-    /// Its index among the documents that VMs have in common, below [`MAX_COMMON_DOCUMENTS`]; 0 for other documents.
+    /// Its index if it is a common document, below [`MAX_COMMON_DOCUMENTS`]; 0 for other documents.
     pub common: u16,
     /// Always zero.
     pub reserved: [u16; 2],
 }
 
-/// The documents in common that are a slot's answers, too. Each word has the bits of [`COMMON_BITS`] documents, and above
+/// The common documents that are a slot's answers, too. Each word has the bits of [`COMMON_BITS`] documents, and above
 /// them the edition for which they were set. So one load tells that a bit is set and belongs to the edition,
 /// in whatever order the two sides' stores and loads of other words become visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -686,7 +699,7 @@ impl Edition {
 }
 
 impl DocumentKey {
-    /// The key of the document that VMs have in common for a request. No slot has this number.
+    /// The key of the common document for a request. No slot has this number.
     #[inline(always)]
     #[must_use]
     pub const fn common(request: u64) -> Self {
@@ -769,6 +782,7 @@ const _: () = {
     assert!(size_of::<AnsweredConnection>() == 24);
     assert!(size_of::<AnswerRecord>() == 16);
     assert!(ALL_SENT.is_power_of_two());
+    assert!(LONG_RESPONSE_BYTES <= SEGMENT_V4 as usize);
     assert!(RING_BYTES.is_power_of_two());
     assert!(RING_RECORDS[2].is_multiple_of(8) && RING_RECORDS[2] >= MAX_STEERED as usize + RING_HEADER);
 };
@@ -781,7 +795,7 @@ mod tests {
     };
 
     #[test]
-    fn a_document_in_common_is_used_in_the_edition_it_was_added_to() {
+    fn a_common_document_is_used_in_the_edition_it_was_added_to() {
         let has = |uses: &CommonUses, edition, index: u16| {
             CommonUses::has(uses.0[usize::from(index / COMMON_BITS)], edition, index)
         };

@@ -150,7 +150,8 @@ verdicts! {
     DropOverConnectionLimit => Drop, "drop_over_connection_limit";
     /// `port`: the identity's hub has no device.
     DropNoHub => Drop, "drop_no_hub";
-    /// `port`: the kernel refused a write that the classifier had checked.
+    /// `port`: the kernel refused a write that the classifier had checked. `request_tcx`: there is no memory to complete
+    /// the answer, or the answer or its port is gone.
     DropUnwritable => Drop, "drop_unwritable";
     /// `port_tcx`: the frame is longer than the hub accepts, or its segments would be smaller than any
     /// client's.

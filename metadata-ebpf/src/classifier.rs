@@ -1,8 +1,11 @@
-//! Classifiers: `port_tcx`, which replaces the XDP program `port` at the entry of the network stack, and
-//! `hub_tcx`.
+//! Classifiers: `port_tcx`, which replaces the XDP program `port` at the entry of the network stack,
+//! `request_tcx` and `hub_tcx`.
 //!
 //! `port_tcx` sees a frame as a socket buffer. Only its first part is linear in memory; bytes after it are
 //! copied out. The kernel removes one VLAN tag; a removed tag counts as a tag, unless it is a priority tag.
+//!
+//! `request_tcx` completes answers that have no room in the frame of their request. XDP cannot lengthen that frame;
+//! a socket buffer can be lengthened.
 //!
 //! `hub_tcx` sends what XDP cannot redirect: answers to ports whose device does not accept redirected frames,
 //! and long answers, which the guest's device or the kernel cuts into segments. A device transmits a socket
@@ -12,14 +15,18 @@
 //! of ports in other namespaces than the hub's go through a ring (`ring`).
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
-use aya_ebpf::helpers::generated::{bpf_redirect, bpf_skb_load_bytes};
+use aya_ebpf::helpers::generated::{
+    bpf_redirect, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes,
+};
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
+use core::hint::black_box;
+use metadata_common::answer::request::long::{AnswerRest, CONTENT_AT, SUM_AT};
 use metadata_common::classify::Reader;
 use metadata_common::decide::{Decision, Delivery, decide, deliver};
 use metadata_common::drain;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{Identity, MAX_STEERED, MIN_SEGMENT, Slot};
+use metadata_common::maps::{Identity, LONG_RESPONSE_BYTES, MAX_STEERED, MIN_SEGMENT, Slot};
 use metadata_common::stamp::stamp;
 use metadata_common::trace::{FROM_GUEST, NO_SLOT, TO_GUEST};
 use metadata_common::verdict::Verdict;
@@ -28,7 +35,9 @@ use metadata_common::wire::ethernet;
 use crate::frame::{Frame, anonymous};
 use crate::plain;
 use crate::ring;
-use crate::tables::{Guests, HUB_DEVICES, Ingress, count, count_index, home_device, is_behind_stubs};
+use crate::tables::{
+    Guests, HUB_DEVICES, Ingress, count, count_index, home_device, is_behind_stubs, long_body, served_date,
+};
 use crate::{report_unknown, trace, worth_a_line};
 
 /// At the entry of a VM's frames to the network stack: steers frames for the metadata service, and passes
@@ -121,6 +130,51 @@ fn steer(buffer: &Buffer<'_>, ingress: &Ingress, verdict: Verdict, identity: Ide
     // SAFETY: the helper takes two integers and has no precondition; a device that is gone drops the frame.
     let action = unsafe { bpf_redirect(device, 0) };
     (verdict, Way::Is(action as i32))
+}
+
+/// On the inner end of a hub's veth: completes an answer that `request` has begun, and sends it to its port.
+#[classifier]
+pub fn request_tcx(context: TcContext) -> i32 {
+    // `request` has counted the answer. The guest repeats a request whose answer is dropped here.
+    let Delivery::Deliver(slot, mac) = deliver(&Frame::first_piece(&context), &Guests) else {
+        count(Verdict::DropUnwritable);
+        return TC_ACT_SHOT;
+    };
+    let (verdict, action) = match complete(&context).map(|()| hand_over(&context, slot, mac)) {
+        Some((Verdict::HubDelivered, action)) => (Verdict::AnswerRequest, action),
+        _ => {
+            count(Verdict::DropUnwritable);
+            (Verdict::DropUnwritable, TC_ACT_SHOT)
+        }
+    };
+    trace::begin(|| trace::note_buffer(&context, trace::NO_PORT, false, TO_GUEST)).end(verdict.index(), slot);
+    action
+}
+
+/// Writes the rest of a begun answer. `None` if it was withdrawn meanwhile, or if the kernel has no memory.
+#[inline(always)]
+fn complete(context: &TcContext) -> Option<()> {
+    let rest = AnswerRest::read(&Frame::first_piece(context))?;
+    let date = served_date()?;
+    let body = long_body(rest.body)?;
+    let skb = context.skb.skb;
+    // The verifier must see the range in the value that it follows to the helper. Linux 6.1 does not learn from a
+    // comparison with 0 that a value is at least 1.
+    let last = black_box((rest.length as u32).wrapping_sub(1));
+    if last >= LONG_RESPONSE_BYTES as u32 {
+        return None;
+    }
+    let length = last + 1;
+    // SAFETY: the context belongs to this run; what was derived from its frame is not used after the call.
+    if unsafe { bpf_skb_change_tail(skb, CONTENT_AT as u32 + length, 0) } != 0 {
+        return None;
+    }
+    // SAFETY: the body has LONG_RESPONSE_BYTES bytes, and `length` is no more; the helper checks the range in the frame.
+    if unsafe { bpf_skb_store_bytes(skb, CONTENT_AT as u32, body.cast(), length, 0) } != 0 {
+        return None;
+    }
+    context.store(CONTENT_AT + rest.date, &date.text, 0).ok()?;
+    context.store(SUM_AT, &rest.checksum(&date), 0).ok()
 }
 
 /// Behind `hub`: sends answers to ports whose device does not accept redirected frames. On the tap for long

@@ -1,10 +1,11 @@
 //! The kernel side of xdp-imds: a thin layer through which `metadata-common` decides in the kernel.
 //!
-//! There are four XDP programs and three classifiers:
+//! There are four XDP programs and four classifiers:
 //!
 //! - `port`, on each VM's tap, answers frames for the metadata service or redirects them to the hub;
 //! - `request`, after `port`, answers a segment with a request, or redirects it to the hub;
 //! - `socket`, on the inner end of the hub's veth, redirects frames to the AF_XDP socket;
+//! - `request_tcx` (`classifier`), behind `socket`, completes answers for which `request` had no room;
 //! - `hub`, on the hub tap, redirects answers to the guest's tap;
 //! - `port_tcx` (`classifier`) replaces `port` where that costs a guest less;
 //! - `ring` delivers frames from other namespaces for `port_tcx`;
@@ -31,7 +32,7 @@ use aya_ebpf::helpers::generated::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail};
 use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
 use aya_log_ebpf::warn;
-use metadata_common::answer::request::{find, write};
+use metadata_common::answer::request::{find, long, write};
 use metadata_common::answer::{Editor as _, Reply, answer_sound, is_sound};
 use metadata_common::classify::Reader;
 use metadata_common::decide::{Decision, Delivery, Tables as _, decide, deliver};
@@ -45,7 +46,8 @@ use metadata_common::wire::ethernet;
 
 use crate::frame::{Frame, anonymous};
 use crate::tables::{
-    GUEST_DEVICES, Guests, HUBS, Ingress, SOCKETS, count, count_index, counted_index, is_bare, own_hub,
+    GUEST_DEVICES, Guests, HUBS, Ingress, SOCKETS, count, count_index, counted_index, home_device, is_bare,
+    own_hub,
 };
 
 /// The action of a redirect without an entry in its map. The frame is for the service, so it must not pass.
@@ -142,9 +144,13 @@ pub fn request(context: XdpContext) -> u32 {
         watched.end(anonymous(counted(Verdict::DropUnwritable), ingress.salt()), slot);
         return XDP_DROP;
     }
-    if outcome == ANSWERED {
+    if outcome == ANSWERED || outcome == BEGUN {
         let index = anonymous(counted(Verdict::AnswerRequest), ingress.salt());
         watched.end(index, slot);
+        if outcome == BEGUN {
+            // The hub was there when its device was entered, and the guest repeats its request.
+            return HUBS.redirect(handed.identity.hub, OR_DROP).unwrap_or_else(|action| action);
+        }
         watched.again(|| {
             trace::note(&Frame::anew(&context), ingress.key(), false, TO_GUEST);
             watched.end(index, slot);
@@ -161,23 +167,29 @@ pub fn request(context: XdpContext) -> u32 {
     action
 }
 
-/// Results of [`answer_request`]: the frame is as it was, it is the answer, or it is neither any more.
+/// Results of [`answer_request`]: the frame is as it was, it is the answer, it is neither any more, or it is the begun
+/// answer.
 const UNANSWERED: u64 = 0;
 const ANSWERED: u64 = 1;
 const UNWRITABLE: u64 = 2;
+const BEGUN: u64 = 3;
 
 /// Answers a request from the published documents.
 #[inline(always)]
 fn answer_request(context: &XdpContext, ingress: &Ingress, slot: Slot) -> u64 {
     let surplus = find_answer(context, ingress, slot);
+    if surplus == LONG_ANSWER {
+        // `request_tcx` reaches no other device.
+        return if home_device(slot).is_some() { begin_answer(context, ingress) } else { UNANSWERED };
+    }
     if surplus == NO_ANSWER || surplus != 0 && !resize(context, surplus) {
         return UNANSWERED;
     }
     write_answer(context, ingress)
 }
 
-/// Finds the answer to a request. Returns by how many bytes its frame is longer than the request's, or [`NO_ANSWER`]. Not
-/// inlined, to limit the stack.
+/// Finds the answer to a request. Returns by how many bytes its frame is longer than the request's, or [`NO_ANSWER`] or
+/// [`LONG_ANSWER`]. Not inlined, to limit the stack.
 #[inline(never)]
 fn find_answer(context: &XdpContext, ingress: &Ingress, slot: Slot) -> i32 {
     let Some(request) = tables::ANSWERING.get_ptr_mut(0) else {
@@ -187,12 +199,14 @@ fn find_answer(context: &XdpContext, ingress: &Ingress, slot: Slot) -> i32 {
     let request = unsafe { &mut *request };
     let frame = Frame::anew(context);
     match find(&frame, slot, ingress.now_ns(), ingress, request) {
+        Some(()) if request.is_long() => LONG_ANSWER,
         Some(()) => request.frame_length() as i32 - frame.len() as i32,
         None => NO_ANSWER,
     }
 }
 
 const NO_ANSWER: i32 = i32::MIN;
+const LONG_ANSWER: i32 = i32::MAX;
 
 /// Writes the answer that [`find_answer`] has found. Not inlined, to limit the stack.
 #[inline(never)]
@@ -205,6 +219,20 @@ fn write_answer(context: &XdpContext, ingress: &Ingress) -> u64 {
     // The guest repeats a request that is dropped here.
     match write(&mut Frame::anew(context), request, ingress) {
         Some(()) => ANSWERED,
+        None => UNWRITABLE,
+    }
+}
+
+/// Begins the answer that [`find_answer`] has found. Not inlined, to limit the stack.
+#[inline(never)]
+fn begin_answer(context: &XdpContext, ingress: &Ingress) -> u64 {
+    let Some(request) = tables::ANSWERING.get_ptr(0) else {
+        return UNWRITABLE;
+    };
+    // SAFETY: as in `find_answer`.
+    let request = unsafe { &*request };
+    match long::begin(&mut Frame::anew(context), request, ingress) {
+        Some(()) => BEGUN,
         None => UNWRITABLE,
     }
 }
@@ -281,9 +309,14 @@ fn steer(frame: &mut Frame, ingress: &Ingress, verdict: Verdict, identity: Ident
     }
 }
 
-/// On the inner end of a hub's veth: redirects to the AF_XDP socket of the frame's queue.
+/// On the inner end of a hub's veth: redirects to the AF_XDP socket of the frame's queue, and passes begun answers to
+/// `request_tcx` without counting them again. Without that classifier the network stack drops them, because they are addressed to
+/// another host and shorter than their IP header says.
 #[xdp]
 pub fn socket(context: XdpContext) -> u32 {
+    if long::is_begun(&Frame::new(&context)) {
+        return XDP_PASS;
+    }
     // SAFETY: the context belongs to this run, which the kernel keeps valid and aligned until it ends.
     let queue = unsafe { (*context.ctx).rx_queue_index };
     let Some(index) = socket_index(own_hub(), queue) else {
@@ -356,7 +389,8 @@ fn report_unknown(context: &impl EbpfContext, frame: &impl Reader, ingress: &Ing
     );
 }
 
-/// Logs that the hub of a frame has no device. It is not inlined, and called by the programs alone, to limit the stack.
+/// Logs that the hub of a frame has no device. To limit the stack, it is not inlined, and only the programs' main
+/// functions call it.
 #[inline(never)]
 fn report_no_hub(context: &XdpContext, ingress: &Ingress, verdict: Verdict, identity: &Identity) -> u64 {
     let nth = counted_index(Verdict::DropNoHub.index());

@@ -19,9 +19,9 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::{
     self, AllSent, AnswerRecord, AnsweredConnection, BARE, COMMON_BITS, COMMON_WORDS, CommonUses, Document,
     DocumentKey, EVENT_BYTES, Edition, Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey, InheritedState,
-    MAX_ANSWER_COUNTERS, MAX_BODIES, MAX_COMMON_DOCUMENTS, MAX_DOCUMENTS, MAX_DRAINING, MAX_HUBS, MAX_PORTS,
-    MAX_SERVED, MAX_SLOTS, NUMBER_BYTES, NUMBER_WORD, PortKey, RECORD_BYTES, RECORD_RESERVE, RESPONSE_BYTES,
-    SERVED, ServedDate, Slot,
+    LONG_RESPONSE_BYTES, MAX_ANSWER_COUNTERS, MAX_BODIES, MAX_COMMON_DOCUMENTS, MAX_DOCUMENTS, MAX_DRAINING,
+    MAX_HUBS, MAX_LONG_BODIES, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_BYTES, NUMBER_WORD, PortKey,
+    RECORD_BYTES, RECORD_RESERVE, RESPONSE_BYTES, SERVED, ServedDate, Slot,
 };
 use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;
@@ -84,6 +84,9 @@ static DOCUMENTS: HashMap<DocumentKey, Document> =
 static COMMON_USES: Array<[u64; COMMON_WORDS]> = Array::with_max_entries(MAX_SLOTS, BPF_F_MMAPABLE);
 #[map]
 static BODIES: HashMap<u64, [u8; RESPONSE_BYTES]> = HashMap::with_max_entries(MAX_BODIES, BPF_F_NO_PREALLOC);
+#[map]
+static LONG_BODIES: HashMap<u64, [u8; LONG_RESPONSE_BYTES]> =
+    HashMap::with_max_entries(MAX_LONG_BODIES, BPF_F_NO_PREALLOC);
 #[map]
 static DATE: HashMap<u32, ServedDate> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
 #[map]
@@ -362,9 +365,7 @@ impl PublishedDocuments for Ingress {
 
     #[inline(always)]
     fn date(&self) -> Option<ServedDate> {
-        let place = DATE.get_ptr(0)?;
-        // SAFETY: the map returned this pointer to a live, aligned ServedDate, of which any bytes are valid.
-        Some(unsafe { place.read() })
+        served_date()
     }
 
     #[inline(always)]
@@ -391,6 +392,20 @@ impl PublishedDocuments for Ingress {
             unsafe { *place += 1 };
         }
     }
+}
+
+/// The value of `Date`.
+#[inline(always)]
+pub(crate) fn served_date() -> Option<ServedDate> {
+    let place = DATE.get_ptr(0)?;
+    // SAFETY: the map returned this pointer to a live, aligned ServedDate, of which any bytes are valid.
+    Some(unsafe { place.read() })
+}
+
+/// The bytes of a long response, which are [`LONG_RESPONSE_BYTES`].
+#[inline(always)]
+pub(crate) fn long_body(number: u64) -> Option<*const u8> {
+    LONG_BODIES.get_ptr(number).map(<*const _>::cast)
 }
 
 /// The document of this key.

@@ -1,6 +1,7 @@
 //! The kernel answers a request that workers have answered for two other VMs, and answers it as they do.
 
 use anyhow::{Result, ensure};
+use metadata_steer::probe::{Feature, features};
 use serde_json::{Value, json};
 use std::net::IpAddr;
 use std::thread;
@@ -11,6 +12,7 @@ use support::bpffs::Bpffs;
 use support::eventually::eventually;
 use support::guest::METADATA;
 use support::host::Host;
+use support::netns::Namespace;
 use support::raw::Segment;
 use support::record::{Identity, replace};
 use support::station::{Station, Talk, answer};
@@ -31,9 +33,12 @@ struct Node {
     records: tempfile::TempDir,
     identities: Vec<Identity>,
     stations: Vec<Station>,
+    /// The agent's namespace, if the taps are in another one.
+    elsewhere: Option<Namespace>,
 }
 
 impl Node {
+    /// A node with the taps in the agent's own namespace.
     fn new(shape: Shape) -> Self {
         let (host, records) = (Host::new().expect("a host"), tempfile::tempdir().expect("a directory"));
         let bpffs = Bpffs::mount().expect("a bpffs");
@@ -44,7 +49,7 @@ impl Node {
             Station::new(tap, identity.mac, identity.address)
         };
         let stations = identities.iter().map(station).collect();
-        Self { host, bpffs, records, identities, stations }
+        Self { host, bpffs, records, identities, stations, elsewhere: None }
     }
 
     fn agent(&self, config: &str) -> Agent<'_> {
@@ -54,12 +59,16 @@ impl Node {
     fn agent_with(&self, config: &str, more: &[&str]) -> Agent<'_> {
         let file = self.records.path().join("agent.conf");
         std::fs::write(&file, config).expect("a file");
-        let named = |identity: &Identity| PortArgument::new(Host::tap_name(identity), identity.mac);
+        let named = |identity: &Identity| {
+            let port = PortArgument::new(Host::tap_name(identity), identity.mac);
+            if self.elsewhere.is_some() { port.within(self.host.ns()) } else { port }
+        };
+        let ns = self.elsewhere.as_ref().unwrap_or(self.host.ns());
         let ports: Vec<_> = self.identities.iter().map(named).collect();
         let mut words = agent::arguments_with_pins(self.records.path(), &ports, &self.bpffs.pins());
         words.extend(["--config".into(), file.into()]);
         words.extend(more.iter().map(Into::into));
-        Agent::start_binary(&agent::binary().expect("it is built"), self.host.ns(), words).expect("an agent")
+        Agent::start_binary(&agent::binary().expect("it is built"), ns, words).expect("an agent")
     }
 
     /// Replaces a record by one with a change.
@@ -124,7 +133,11 @@ fn taught(config: &str, shape: Shape, test: impl FnOnce(&Node, &Agent<'_>, &mut 
     if !privileged::or_skip() {
         return;
     }
-    let mut node = Node::new(shape);
+    taught_on(Node::new(shape), config, test);
+}
+
+/// As [`taught`], on this node.
+fn taught_on(mut node: Node, config: &str, test: impl FnOnce(&Node, &Agent<'_>, &mut Station)) {
     let mut third = node.stations.pop().expect("three stations");
     let mut first: Vec<_> = node.stations.drain(..).collect();
     let agent = node.agent(config);
@@ -148,6 +161,26 @@ fn the_kernel_answers_a_third_vm_from_its_own_record() {
             let before = by_kernel(agent);
             let (status, _) = ask(station, "/v1/nothing").expect("an answer");
             assert_eq!((status, by_kernel(agent)), (404, before), "nobody else has asked for it");
+        });
+    }
+}
+
+#[privileged::test]
+fn the_kernel_answers_on_a_tap_in_another_namespace() {
+    for shape in [Shape::default(), Shape::virtio()] {
+        let elsewhere = Some(Namespace::new("agent").expect("a namespace"));
+        let node = Node { elsewhere, ..Node::new(shape) };
+        taught_on(node, "", |node, agent, station| {
+            for path in PATHS {
+                let (status, content) = until_the_kernel_answers(agent, station, path);
+                answers::check(&node.identities[THIRD], path, status, &content).expect("its own record");
+            }
+            let text = user_data(LONG_DOCUMENTS[0]);
+            serve_third(node, station, &text);
+            until_the_kernel_answers(agent, station, PATHS[0]);
+            let before = by_kernel(agent);
+            assert_eq!(ask(station, PATHS[1]).expect("an answer").1, text.as_bytes());
+            assert_eq!(by_kernel(agent), before, "no classifier reaches the tap, so a worker answers");
         });
     }
 }
@@ -199,6 +232,64 @@ fn a_changed_record_is_served_at_once_and_then_by_the_kernel() {
             assert!(is_new(&content), "a former record comes back");
         }
     });
+}
+
+/// The bytes of a document that go into one segment with its head, and of one that does not.
+const LONG_DOCUMENTS: [usize; 3] = [600, 1_000, 1_250];
+const TOO_LONG_DOCUMENT: usize = 1_460;
+
+/// True if the kernel can lengthen an answer in a socket buffer.
+fn has_tcx() -> bool {
+    features().contains(&(Feature::Tcx, Ok(true)))
+}
+
+/// User-data whose answer has no room in the frame of its request, if the kernel can send it.
+fn long_user_data() -> String {
+    user_data(if has_tcx() { LONG_DOCUMENTS[1] } else { 100 })
+}
+
+/// User-data of this length.
+fn user_data(length: usize) -> String {
+    let lines = (0..).map(|line| format!("# line {line}\n"));
+    let mut text = lines.take(length / 8).fold("#cloud-config\n".to_string(), |text, line| text + &line);
+    text.truncate(length);
+    text
+}
+
+/// Gives the third VM other user-data, and asks until that is served.
+fn serve_third(node: &Node, station: &mut Station, text: &str) {
+    node.write(THIRD, |record| record["user_data"] = json!({ "text": text }));
+    eventually(PATIENCE, || {
+        ensure!(ask(station, PATHS[1])?.1 == text.as_bytes(), "the former record");
+        Ok(())
+    })
+    .expect("the new record");
+}
+
+#[test]
+fn the_kernel_gives_answers_of_one_segment_whatever_room_their_request_leaves() {
+    if !has_tcx() {
+        return privileged::not_available("the kernel has no tcx classifiers (Linux 6.6)");
+    }
+    for shape in [Shape::default(), Shape::virtio(), Shape { queues: 2, vnet_hdr: true }] {
+        taught("", shape, |node, agent, station| {
+            for length in LONG_DOCUMENTS {
+                let text = user_data(length);
+                serve_third(node, station, &text);
+                let (_, content) = until_the_kernel_answers(agent, station, PATHS[1]);
+                assert_eq!(String::from_utf8_lossy(&content), text);
+            }
+            if shape.vnet_hdr {
+                // A worker would send both segments in one frame, which the station does not read.
+                return;
+            }
+            serve_third(node, station, &user_data(TOO_LONG_DOCUMENT));
+            until_the_kernel_answers(agent, station, PATHS[0]);
+            let before = by_kernel(agent);
+            ask(station, PATHS[1]).expect("an answer");
+            assert_eq!(by_kernel(agent), before, "it takes two segments");
+        });
+    }
 }
 
 /// Documents in the kernel's table.
@@ -271,6 +362,7 @@ fn repeat(station: &mut Station, talk: &mut Talk, said: &Segment) -> Result<Vec<
 #[test]
 fn a_repeated_request_gets_the_same_answer_and_after_a_change_a_reset() {
     taught("", Shape::default(), |node, agent, station| {
+        serve_third(node, station, &long_user_data());
         until_the_kernel_answers(agent, station, PATHS[1]);
         let before = by_kernel(agent);
         let (mut talk, said, first) = unacknowledged(station);
@@ -280,14 +372,9 @@ fn a_repeated_request_gets_the_same_answer_and_after_a_change_a_reset() {
             assert_eq!(content(&again), content(&first));
         }
         assert_eq!(by_kernel(agent), before + 4);
-        let text = "#cloud-config\n# longer than what the guest may have received\n";
-        node.write(THIRD, |record| record["user_data"] = json!({ "text": text }));
-        // Another connection shows when the change is in force.
-        eventually(PATIENCE, || {
-            ensure!(ask(station, PATHS[1])?.1 == text.as_bytes(), "the former record");
-            Ok(())
-        })
-        .expect("the new record");
+        // Another connection shows when the change is in force. The new answer is longer than what the guest may have
+        // received.
+        serve_third(node, station, &user_data(LONG_DOCUMENTS[2]));
         let answer = repeat(station, &mut talk, &said).expect("a reset");
         assert!(talk.reset && answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
     });
@@ -336,7 +423,14 @@ const LONG: &str = "answer_without_agent_seconds: 600\n";
 
 #[test]
 fn published_answers_outlive_a_killed_agent_and_the_next_one_serves_none_of_them() {
+    for text in [user_data(100), long_user_data()] {
+        published_answers_outlive_a_killed_agent(&text);
+    }
+}
+
+fn published_answers_outlive_a_killed_agent(text: &str) {
     with_an_agent_to_end(|node, agent, third| {
+        serve_third(node, third, text);
         let before = until_the_kernel_answers(&agent, third, PATHS[1]);
         agent.kill().expect("it is killed");
         assert_eq!(ask(third, PATHS[1]).expect("an answer by the kernel"), before);

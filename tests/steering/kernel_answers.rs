@@ -376,7 +376,15 @@ fn the_verifier_is_far_from_its_limit() {
     in_empty_namespace(|| {
         let has_tcx = features().contains(&(Feature::Tcx, Ok(true)));
         let most = if has_tcx { MOST } else { MOST_WITHOUT_TCX };
-        for program in [program::PORT, program::PORT_TCX, program::HUB, program::HUB_TCX] {
+        for program in [
+            program::PORT,
+            program::PORT_TCX,
+            program::REQUEST,
+            program::REQUEST_TCX,
+            program::SOCKET,
+            program::HUB,
+            program::HUB_TCX,
+        ] {
             let verified = node().verified(program).expect("a count");
             println!("{program}: {verified} instructions");
             assert!(verified < most, "{program}: {verified} instructions");

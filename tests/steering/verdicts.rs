@@ -1,9 +1,13 @@
 //! The eBPF programs give every frame the verdict that the policy defines, and count it.
 
+use metadata_common::answer::request::long::{AnswerRest, CONTENT_AT, SUM_AT};
 use metadata_common::classify::{classify, priority_tag};
 use metadata_common::drain;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, BARE, Guest, Identity, Port, PortKey, program};
+use metadata_common::maps::{
+    ANSWER_LINK, ANSWER_TCP, BARE, DATE_BYTES, Guest, Identity, LONG_RESPONSE_BYTES, Port, PortKey,
+    ServedDate, program,
+};
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_common::wire::{ethernet, ipv4, ipv6, protocol, tcp};
@@ -546,6 +550,76 @@ fn the_hubs_classifier_delivers_to_devices_of_its_own_namespace_that_are_still_t
                 assert_eq!(found, Outcome { action, frame, counted }, "{name} by {by}");
             }
         }
+    });
+}
+
+#[privileged::test]
+fn only_a_begun_answer_leaves_the_hub_completed_and_only_for_its_guest() {
+    const GUEST_AT: Guest = Guest { mac: GUEST.0, live: 1 };
+    const LENGTH: u16 = LONG_RESPONSE_BYTES as u16;
+    let date = ServedDate { text: [b'D'; DATE_BYTES], sum: 0x1234, ..ServedDate::default() };
+    let response: [u8; LONG_RESPONSE_BYTES] = std::array::from_fn(|at| at as u8);
+    let begun = |slot, body: u64, length: u16, date: u16| {
+        let mut frame = frames::with(frames::known_good(), ethernet::DESTINATION, &stamp(slot).0);
+        frame = frames::with(frame, ethernet::SOURCE, &Mac::SERVICE.0);
+        frame = frames::with(frame, ethernet::HEADER + ipv4::TOTAL_LENGTH, &(length + 40).to_be_bytes());
+        frame.truncate(CONTENT_AT);
+        frame.extend(body.to_ne_bytes());
+        frame.extend(date.to_ne_bytes());
+        // The rest of the request.
+        frame.resize(200, b'x');
+        frame
+    };
+    let completed = |frame: &[u8], length: usize, at: usize| {
+        let checksum = AnswerRest::read(frame).expect("a begun answer").checksum(&date);
+        let mut frame = frames::with(frame.to_vec(), ethernet::DESTINATION, &GUEST.0);
+        frame = frames::with(frame, SUM_AT, &checksum);
+        frame.truncate(CONTENT_AT);
+        frame.extend(&response[..length]);
+        frames::with(frame, CONTENT_AT + at, &date.text)
+    };
+    let of_a_guest = frames::with(begun(4, 7, 600, 100), ethernet::SOURCE, &stamp(4).0);
+    let table = [
+        ("of 513 bytes", begun(4, 7, 513, 100), Some((513, 100))),
+        ("the longest, with an odd offset", begun(4, 7, LENGTH, 101), Some((LONG_RESPONSE_BYTES, 101))),
+        ("with the date at its end", begun(4, 7, 600, 571), Some((600, 571))),
+        ("shorter than the request", begun(4, 7, 60, 9), Some((60, 9))),
+        ("with a date beyond its end", begun(4, 7, 600, 572), None),
+        ("too long", begun(4, 7, LENGTH + 1, 100), None),
+        ("of no bytes", begun(4, 7, 0, 0), None),
+        ("whose response was withdrawn", begun(4, 8, 600, 100), None),
+        ("for a slot without a guest", begun(5, 7, 600, 100), None),
+        ("for a departed guest", begun(6, 7, 600, 100), None),
+        ("for a guest whose device no classifier reaches", begun(9, 7, 600, 100), None),
+        ("with a guest's stamp", of_a_guest, None),
+        ("cut short", begun(4, 7, 600, 100)[..CONTENT_AT + 9].to_vec(), None),
+    ];
+    in_empty_namespace(|| {
+        let mut programs = node();
+        for slot in [4, 6, 9] {
+            programs.place_guest(slot, GUEST_AT).expect("a guest");
+            programs.place_guest_device(slot).expect("its device");
+        }
+        programs.place_guest(6, Guest { live: 0, ..GUEST_AT }).expect("a departed guest");
+        for slot in [4, 6] {
+            programs.place_home_device(slot, LOOPBACK).expect("a device");
+        }
+        programs.place_response(7, response, date).expect("a response");
+        for (name, frame, expected) in &table {
+            let found = programs.run(program::REQUEST_TCX, frame).expect(name);
+            let counted = vec![(Verdict::DropUnwritable, 1)];
+            match expected {
+                Some((length, at)) => {
+                    let frame = completed(frame, *length, *at);
+                    assert_eq!(found, Outcome { action: TC_ACT_REDIRECT, frame, counted: vec![] }, "{name}");
+                }
+                None => assert_eq!((found.action, found.counted), (TC_ACT_SHOT, counted), "{name}"),
+            }
+        }
+        let (begun, stamped) = (&table[0].1, &table[11].1);
+        let by_socket =
+            [begun, stamped].map(|frame| programs.run(program::SOCKET, frame).expect("a run").action);
+        assert_eq!(by_socket, [XDP_PASS, XDP_DROP], "only a begun answer becomes a socket buffer");
     });
 }
 

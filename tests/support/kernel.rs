@@ -1,6 +1,7 @@
 //! Answers frames before a stack receives them, like the kernel: runs the code of the program `port` with a table in
 //! this process.
 
+use metadata_common::answer::request::long::{self, AnswerRest, CONTENT_AT, SUM_AT};
 use metadata_common::answer::request::{
     AnswerableRequest, ConnectionEntry, EditionEntry, PublishedDocuments, Words, find, hash_of, write,
 };
@@ -218,9 +219,26 @@ impl Kernel {
         }
         let mut request = AnswerableRequest::default();
         find(frame, slot, 0, self, &mut request)?;
+        if request.is_long() {
+            return Some(self.complete(frame, &request));
+        }
         let mut answer = vec![0; request.frame_length()];
         write(&mut answer[..], &request, self).expect("the frame is long enough");
         Some(answer)
+    }
+
+    /// Begins an answer, and completes it like the classifier `request_tcx`.
+    fn complete(&self, frame: &[u8], request: &AnswerableRequest) -> Vec<u8> {
+        let mut answer = frame.to_vec();
+        long::begin(&mut answer[..], request, self).expect("each request leaves the room");
+        answer[..6].copy_from_slice(&frame[6..12]);
+        let rest = AnswerRest::read(&answer[..]).expect("a begun answer");
+        let (bytes, date) = (&self.published[&rest.body], self.date().expect("it is always set"));
+        answer.resize(CONTENT_AT, 0);
+        answer.extend(bytes);
+        answer[CONTENT_AT + rest.date..][..DATE_BYTES].copy_from_slice(&date.text);
+        answer[SUM_AT..][..2].copy_from_slice(&rest.checksum(&date));
+        answer
     }
 
     /// Processes a frame. Returns false if the stack must receive it.

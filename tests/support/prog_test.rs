@@ -19,8 +19,8 @@ use aya::{Ebpf, EbpfLoader};
 use metadata_common::cookie::Flow;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, Identity, IdentityKey, MAX_HUBS, Port, PortKey, SERVED,
-    Slot, name, program,
+    ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, Identity, IdentityKey, LONG_RESPONSE_BYTES, MAX_HUBS, Port,
+    PortKey, SERVED, ServedDate, Slot, name, program,
 };
 use metadata_common::trace::{PASSING_TOO, Scratch, Trace, TraceEvent};
 use metadata_common::verdict::Verdict;
@@ -112,7 +112,7 @@ impl SharedMaps {
 const NOTHING: [u8; 256] = [0; 256];
 
 /// The programs that see a frame as a socket buffer.
-const CLASSIFIERS: [&str; 3] = [program::PORT_TCX, program::HUB_TCX, program::RING];
+const CLASSIFIERS: [&str; 4] = [program::PORT_TCX, program::REQUEST_TCX, program::HUB_TCX, program::RING];
 
 /// The programs of the objects, loaded for one network namespace.
 pub struct Programs {
@@ -134,7 +134,7 @@ impl Programs {
             .override_global(name::COOKIE_KEY, &KEY.0, true)
             .load(&object("xdp-imds")?)
             .context("the object cannot be loaded")?;
-        for program in [program::PORT, program::SOCKET, program::HUB] {
+        for program in [program::PORT, program::REQUEST, program::SOCKET, program::HUB] {
             xdp(&mut ebpf, program)?.load().with_context(|| format!("program `{program}`"))?;
         }
         for program in CLASSIFIERS {
@@ -367,6 +367,20 @@ impl Programs {
     pub fn place_guest(&mut self, slot: Slot, guest: Guest) -> Result<()> {
         let map = self.ebpf.map_mut(name::GUESTS).context(name::GUESTS)?;
         Ok(Array::<_, u64>::try_from(map)?.set(slot, u64::from_ne_bytes(guest.to_bytes()), 0)?)
+    }
+
+    /// Publishes a long response, and the value of `Date`.
+    ///
+    /// # Errors
+    /// As for [`Programs::serve`].
+    pub fn place_response(
+        &mut self,
+        number: u64,
+        response: [u8; LONG_RESPONSE_BYTES],
+        date: ServedDate,
+    ) -> Result<()> {
+        self.hash::<u64, [u8; LONG_RESPONSE_BYTES]>(name::LONG_BODIES)?.insert(number, response, 0)?;
+        Ok(self.hash::<u32, [u64; 5]>(name::DATE)?.insert(0, date.to_words(), 0)?)
     }
 
     /// Sets the loopback as the device of a slot.

@@ -82,12 +82,14 @@ fn a_guest_receives_the_same_with_and_without_the_kernels_answers() {
     receives_the_same(3, any_script(), |board| Kernel::new(board, KEY));
 }
 
-/// A kernel that answers about half of the requests with short answers, so that the stack adopts connections.
+/// A kernel that answers about half of the requests with answers of one segment, so that the stack adopts connections.
 fn with_documents(board: Board) -> Kernel {
     let mut kernel = Kernel::new(board, KEY);
-    let content = bytes(BODIES[0]);
-    let response = Response::new(StatusCode(200), Some("application/octet-stream"), &[], content.clone());
-    kernel.publish(&ordinary().request(), response.head(), &content);
+    for (body, length) in BODIES.into_iter().enumerate().take(OF_ONE_SEGMENT) {
+        let content = bytes(length);
+        let response = Response::new(StatusCode(200), Some("application/octet-stream"), &[], content.clone());
+        kernel.publish(&Plan { body, ..ordinary() }.request(), response.head(), &content);
+    }
     kernel
 }
 
@@ -141,7 +143,10 @@ const KEY: CookieKey = CookieKey([0x1234_5678_9abc_def0, 0x0fed_cba9_8765_4321])
 const FIRST_PORT: u16 = 40_000;
 
 /// Bytes of the requested bodies: within one segment, within the initial window, and far beyond it.
-const BODIES: [usize; 4] = [10, 9_000, 40_000, 70_000];
+const BODIES: [usize; 5] = [10, 1_000, 9_000, 40_000, 70_000];
+
+/// The answer of the first has room in the frame of its request, that of the second has not.
+const OF_ONE_SEGMENT: usize = 2;
 
 /// Segment size that guests announce.
 const SEGMENT: u16 = 1460;

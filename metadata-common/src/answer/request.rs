@@ -15,13 +15,18 @@
 //! - *Limits.* The frame and the connection are charged as any other. The request takes a token of the slot's bucket, or is
 //!   steered.
 //! - *Recording.* If answers are recorded and there is no room for a record, the request is steered.
+//! - *Length.* XDP cannot lengthen a frame of a tap beyond what the tap leaves around it. A longer answer is begun here, and
+//!   completed in a socket buffer ([`long`]).
+
+pub mod long;
 
 use super::{Editor, Entry, HOP_LIMIT, Ledger, PORT, WINDOW, put, sum};
 use crate::bucket;
 use crate::cookie::{self, CookieCheck, CookieKey, Flow, TcpOptions};
+use crate::mac::Mac;
 use crate::maps::{
-    AllSent, AnswerRecord, AnsweredConnection, Document, Edition, FIN_ENDS_BOTH_KERNEL, RESPONSE_BYTES,
-    ServedDate, Slot,
+    AllSent, AnswerRecord, AnsweredConnection, Document, Edition, FIN_ENDS_BOTH_KERNEL, LONG_RESPONSE_BYTES,
+    RESPONSE_BYTES, ServedDate, Slot,
 };
 use crate::wire::{ethernet, ipv4, protocol, tcp};
 use core::hint::black_box;
@@ -96,7 +101,7 @@ pub struct AnswerableRequest {
     date: ServedDate,
     ports: [u8; 4],
     guest: [u8; 4],
-    macs: [u8; 12],
+    mac: [u8; 6],
     /// The sequence number after the request, and the number that the response begins with.
     next: u32,
     ack: u32,
@@ -126,6 +131,13 @@ impl AnswerableRequest {
     #[must_use]
     pub const fn frame_length(&self) -> usize {
         AT + tcp::HEADER + self.document.length as usize
+    }
+
+    /// Returns whether the answer may have no room in the frame of its request, so that it must be [begun](long::begin).
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_long(&self) -> bool {
+        self.document.length as usize > RESPONSE_BYTES
     }
 }
 
@@ -171,7 +183,7 @@ pub fn find(
     }
     let entry = documents.edition(slot)?.load();
     let (edition, full_at_ns) = (entry.number, bucket::take_request(entry, now_ns)?);
-    // What is known goes to the request at once, because the stack has no room for it.
+    // Values go straight into `request`, because 512 bytes of stack have no room for them.
     request.date = documents.date()?;
     let date = &request.date;
     if edition & 1 == 0 || date.until_ns < now_ns || date.records != 0 && !documents.has_room() {
@@ -204,13 +216,13 @@ pub fn find(
     // The window counts without its scale, which can only make it larger. A repeated request must get its first answer.
     if length > longest
         || length > u16::from_be_bytes([w0, w1])
-        || length as usize > RESPONSE_BYTES
+        || length as usize > LONG_RESPONSE_BYTES
         || (length as usize) < RESPONSE_MIN
         || matches!(turn, Turn::Repeated) && sent != ack.wrapping_add(length as u32)
     {
         return None;
     }
-    request.macs = frame.read(0)?;
+    request.mac = frame.read(ethernet::SOURCE)?;
     Some(())
 }
 
@@ -335,48 +347,10 @@ pub fn write(
     request: &AnswerableRequest,
     documents: &impl PublishedDocuments,
 ) -> Option<()> {
-    let AnswerableRequest { document, date, ports, guest, next, ack, .. } = *request;
+    let AnswerableRequest { document, date, .. } = *request;
     let bytes = documents.bytes(&document)?;
-    let [m0, m1, m2, m3, m4, m5, n0, n1, n2, n3, n4, n5] = request.macs;
-    let [p0, p1, p2, p3] = ports;
     let length = document.length as usize;
-    let total = (ipv4::HEADER + tcp::HEADER + length) as u16;
-    let addresses = sum::long(u32::from_be_bytes(guest)) + sum::long(METADATA);
-    let ttl = [HOP_LIMIT, protocol::TCP];
-    let ip_sum = ((ipv4::VERSION_IHL as u32) << 8)
-        + total as u32
-        + ipv4::DONT_FRAGMENT as u32
-        + u16::from_be_bytes(ttl) as u32
-        + addresses;
-    let offset = [(tcp::HEADER as u8 / 4) << 4, tcp::ACK | tcp::PSH];
-    let date_sum = if document.date & 1 == 0 { date.sum } else { date.sum.swap_bytes() };
-    let tcp_sum = addresses
-        + protocol::TCP as u32
-        + (tcp::HEADER + length) as u32
-        + sum::long(u32::from_be_bytes(ports))
-        + sum::long(ack)
-        + sum::long(next)
-        + u16::from_be_bytes(offset) as u32
-        + WINDOW as u32
-        + document.sum as u32
-        + date_sum as u32;
-    let mut at = put(frame, 0, [n0, n1, n2, n3, n4, n5, m0, m1, m2, m3, m4, m5])?;
-    at = put(frame, at, ethernet::IPV4.to_be_bytes())?;
-    at = put(frame, at, [ipv4::VERSION_IHL, 0])?;
-    at = put(frame, at, total.to_be_bytes())?;
-    at = put(frame, at, [0; 2])?;
-    at = put(frame, at, ipv4::DONT_FRAGMENT.to_be_bytes())?;
-    at = put(frame, at, ttl)?;
-    at = put(frame, at, sum::finish(ip_sum))?;
-    at = put(frame, at, METADATA.to_be_bytes())?;
-    at = put(frame, at, guest)?;
-    at = put(frame, at, [p2, p3, p0, p1])?;
-    at = put(frame, at, ack.to_be_bytes())?;
-    at = put(frame, at, next.to_be_bytes())?;
-    at = put(frame, at, offset)?;
-    at = put(frame, at, WINDOW.to_be_bytes())?;
-    at = put(frame, at, sum::finish(tcp_sum))?;
-    at = put(frame, at, [0; 2])?;
+    let at = write_headers(frame, request, request.mac, date_sum(&date, document.date))?;
     let mut rest = black_box(length) & 0x3ff;
     for _ in 0..RESPONSE_BYTES / 8 {
         if rest < 8 {
@@ -395,6 +369,63 @@ pub fn write(
         own(documents, request, options, first)?;
     }
     Some(())
+}
+
+/// Writes the headers of the answer, whose payload has the sum of the document and `date_sum`. Returns the offset after
+/// them.
+#[inline(always)]
+fn write_headers(
+    frame: &mut (impl Editor + ?Sized),
+    request: &AnswerableRequest,
+    destination: [u8; 6],
+    date_sum: u16,
+) -> Option<usize> {
+    let AnswerableRequest { document, ports, guest, next, ack, .. } = *request;
+    let [p0, p1, p2, p3] = ports;
+    let length = document.length as usize;
+    let total = (ipv4::HEADER + tcp::HEADER + length) as u16;
+    let addresses = sum::long(u32::from_be_bytes(guest)) + sum::long(METADATA);
+    let ttl = [HOP_LIMIT, protocol::TCP];
+    let ip_sum = ((ipv4::VERSION_IHL as u32) << 8)
+        + total as u32
+        + ipv4::DONT_FRAGMENT as u32
+        + u16::from_be_bytes(ttl) as u32
+        + addresses;
+    let offset = [(tcp::HEADER as u8 / 4) << 4, tcp::ACK | tcp::PSH];
+    let tcp_sum = addresses
+        + protocol::TCP as u32
+        + (tcp::HEADER + length) as u32
+        + sum::long(u32::from_be_bytes(ports))
+        + sum::long(ack)
+        + sum::long(next)
+        + u16::from_be_bytes(offset) as u32
+        + WINDOW as u32
+        + document.sum as u32
+        + date_sum as u32;
+    let mut at = put(frame, ethernet::DESTINATION, destination)?;
+    at = put(frame, at, Mac::SERVICE.0)?;
+    at = put(frame, at, ethernet::IPV4.to_be_bytes())?;
+    at = put(frame, at, [ipv4::VERSION_IHL, 0])?;
+    at = put(frame, at, total.to_be_bytes())?;
+    at = put(frame, at, [0; 2])?;
+    at = put(frame, at, ipv4::DONT_FRAGMENT.to_be_bytes())?;
+    at = put(frame, at, ttl)?;
+    at = put(frame, at, sum::finish(ip_sum))?;
+    at = put(frame, at, METADATA.to_be_bytes())?;
+    at = put(frame, at, guest)?;
+    at = put(frame, at, [p2, p3, p0, p1])?;
+    at = put(frame, at, ack.to_be_bytes())?;
+    at = put(frame, at, next.to_be_bytes())?;
+    at = put(frame, at, offset)?;
+    at = put(frame, at, WINDOW.to_be_bytes())?;
+    at = put(frame, at, sum::finish(tcp_sum))?;
+    put(frame, at, [0; 2])
+}
+
+/// The sum of the value of `Date` at this offset in a response.
+#[inline(always)]
+const fn date_sum(date: &ServedDate, offset: u16) -> u16 {
+    if offset & 1 == 0 { date.sum } else { date.sum.swap_bytes() }
 }
 
 /// Copies eight bytes of a response, which begins at `start` in the frame.

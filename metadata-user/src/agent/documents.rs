@@ -25,7 +25,7 @@ use metadata_content::http::{Method, Request, Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::{Datasource, Responses, SlotState};
 use metadata_datapath::afxdp::AllSentTable;
-use metadata_steer::{DocumentTable, Editions, KernelResponse, SteerError};
+use metadata_steer::{BodyKey, DocumentTable, Editions, KernelResponse, SteerError};
 use rustix::time::{ClockId, clock_gettime};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -180,7 +180,7 @@ struct PublishedSlot {
 /// A response in the kernel's table; equal ones share it.
 #[derive(Debug)]
 struct PublishedBody {
-    number: u64,
+    key: BodyKey,
 }
 
 /// What to remove from the kernel's tables. Nothing uses it any more but programs that run now.
@@ -217,7 +217,6 @@ struct PublisherThread {
     waiting: VecDeque<Slot>,
     is_waiting: HashSet<Slot>,
     bodies: HashMap<KernelResponse, Arc<PublishedBody>>,
-    bodies_made: u64,
     retired: RetiredDocuments,
     common_indices: CommonIndices,
     hasher: RandomState,
@@ -255,7 +254,6 @@ impl PublisherThread {
             waiting: VecDeque::new(),
             is_waiting: HashSet::new(),
             bodies: HashMap::new(),
-            bodies_made: 0,
             retired: RetiredDocuments::default(),
             common_indices: CommonIndices::default(),
             hasher: RandomState::new(),
@@ -474,7 +472,10 @@ impl PublisherThread {
             if own == form.hash && self.use_common(slot, &form, &response, datasource) {
                 continue;
             }
-            let Some(bytes) = kernel_response(&response) else { continue };
+            let Some(bytes) = kernel_response(&response).filter(|bytes| self.table.can_send(slot, bytes))
+            else {
+                continue;
+            };
             let Some(counter) = self.counter(&form, datasource, response.status()) else {
                 let is_learned = |counter: &AnswerCounter| self.learned.contains_key(&counter.form.hash);
                 if self.counters.iter().all(is_learned) {
@@ -490,7 +491,7 @@ impl PublisherThread {
                 }
             };
             let key = DocumentKey { slot, edition, request: own };
-            if let Err(error) = self.table.add(key, body.number, &bytes, counter, None) {
+            if let Err(error) = self.table.add(key, body.key, &bytes, counter, None) {
                 self.make_room(slot);
                 return Err(error);
             }
@@ -515,7 +516,7 @@ impl PublisherThread {
         let Some(learned) = self.learned.get_mut(&form.hash) else { return false };
         let index = match learned.common.next(&self.hasher, response, datasource) {
             NextAnswer::Common(index) => Some(index),
-            NextAnswer::Repeated => self.add_common(form, response, datasource),
+            NextAnswer::Repeated => self.add_common(slot, form, response, datasource),
             NextAnswer::Own => None,
         };
         if let Some(index) = index {
@@ -527,16 +528,17 @@ impl PublisherThread {
     /// Publishes a common document, and returns its index. `None` if it cannot be published, or if there is no room.
     fn add_common(
         &mut self,
+        slot: Slot,
         form: &Arc<RequestForm>,
         response: &Response,
         datasource: Datasource,
     ) -> Option<u16> {
-        let bytes = kernel_response(response)?;
+        let bytes = kernel_response(response).filter(|bytes| self.table.can_send(slot, bytes))?;
         let counter = self.counter(form, datasource, response.status())?;
         let body = self.body(&bytes).ok()?;
         let index = self.common_indices.take()?;
         let key = DocumentKey::common(form.hash);
-        if self.table.add(key, body.number, &bytes, counter, Some(index)).is_err() {
+        if self.table.add(key, body.key, &bytes, counter, Some(index)).is_err() {
             self.common_indices.free(vec![index]);
             return None;
         }
@@ -562,10 +564,7 @@ impl PublisherThread {
         if let Some(body) = self.bodies.get(response) {
             return Ok(Arc::clone(body));
         }
-        let number = self.bodies_made;
-        self.bodies_made += 1;
-        self.table.add_body(number, response)?;
-        let body = Arc::new(PublishedBody { number });
+        let body = Arc::new(PublishedBody { key: self.table.add_body(response)? });
         self.bodies.insert(response.clone(), Arc::clone(&body));
         Ok(body)
     }
@@ -645,7 +644,7 @@ impl PublisherThread {
         self.bodies.retain(|_, body| {
             let is_used = Arc::strong_count(body) > 1;
             if !is_used {
-                unused.push(body.number);
+                unused.push(body.key);
             }
             is_used
         });

@@ -614,7 +614,9 @@ impl Attachments {
     pub(super) fn load(&mut self, on: PinnedProgram, cookie: Cookie) -> Result<(), SteerError> {
         match on {
             PinnedProgram::Tcx => self.object.classifier(cookie).map(drop),
-            PinnedProgram::Xdp | PinnedProgram::Hub => self.object.port(cookie).map(drop),
+            PinnedProgram::Xdp | PinnedProgram::Hub | PinnedProgram::HubTcx => {
+                self.object.port(cookie).map(drop)
+            }
         }
     }
 
@@ -658,7 +660,7 @@ impl Attachments {
     ) -> Result<FdLink, AttachError> {
         match on {
             PinnedProgram::Tcx => replace_tcx(path, self.object.classifier(cookie).map_err(AttachError::of)?),
-            PinnedProgram::Xdp | PinnedProgram::Hub => {
+            PinnedProgram::Xdp | PinnedProgram::Hub | PinnedProgram::HubTcx => {
                 replace_xdp(path, self.object.port(cookie).map_err(AttachError::of)?)
             }
         }

@@ -12,10 +12,11 @@ use aya::maps::{Array, HashMap, IterableMap as _, MapData, PerCpuArray, ProgramA
 use metadata_common::answer::request::{RESPONSE_MIN, hash_of};
 use metadata_common::cookie::CookieKey;
 use metadata_common::maps::{
-    AnswerRecord, COMMON_WORDS, DATE_BYTES, Document, DocumentKey, Edition, RESPONSE_BYTES, ServedDate, Slot,
-    name, program,
+    AnswerRecord, COMMON_WORDS, DATE_BYTES, Document, DocumentKey, Edition, LONG_RESPONSE_BYTES,
+    RESPONSE_BYTES, ServedDate, Slot, name, program,
 };
 use metadata_datapath::afxdp::CommonUseTable;
+use metadata_datapath::guest_devices::GuestDevices;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -103,7 +104,7 @@ impl KernelResponse {
         const END: &[u8] = b"\r\n\r\n";
         let date = head.len() + FIELD.len();
         let bytes = [head, FIELD, &[0; DATE_BYTES], END, content].concat();
-        if !(RESPONSE_MIN..=RESPONSE_BYTES).contains(&bytes.len()) {
+        if !(RESPONSE_MIN..=LONG_RESPONSE_BYTES).contains(&bytes.len()) {
             return None;
         }
         let sum = sum(&bytes);
@@ -114,6 +115,18 @@ impl KernelResponse {
             bytes: bytes.into(),
         })
     }
+
+    /// True for a response that may have no room in the frame of its request.
+    fn is_long(&self) -> bool {
+        self.bytes.len() > RESPONSE_BYTES
+    }
+}
+
+/// The key of a response in the kernel's tables. Numbers are not used again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BodyKey {
+    number: u64,
+    is_long: bool,
 }
 
 /// The kernel's tables of documents.
@@ -121,6 +134,12 @@ pub struct DocumentTable {
     documents: HashMap<MapData, [u64; 2], [u64; 3]>,
     common_uses: CommonUseTable,
     bodies: HashMap<MapData, u64, [u8; RESPONSE_BYTES]>,
+    long_bodies: HashMap<MapData, u64, [u8; LONG_RESPONSE_BYTES]>,
+    /// The number of the next body.
+    next_body: u64,
+    /// The kernel can send long responses, too.
+    completes: bool,
+    devices: GuestDevices,
     date: HashMap<MapData, u32, [u64; 5]>,
     counts: PerCpuArray<MapData, u64>,
     records: RingBuf<MapData>,
@@ -132,7 +151,7 @@ pub struct DocumentTable {
 
 impl DocumentTable {
     /// Loads `request` behind `port`, and takes the tables out of a loaded object.
-    pub(super) fn take(ebpf: &mut Ebpf, key: CookieKey) -> Result<Self, SteerError> {
+    pub(super) fn take(ebpf: &mut Ebpf, key: CookieKey, devices: GuestDevices) -> Result<Self, SteerError> {
         let loaded = load_program(ebpf, program::REQUEST)?;
         let failed = |source| SteerError::load("request program's descriptor", source);
         let descriptor = loaded.fd().and_then(|fd| Ok(fd.try_clone()?)).map_err(failed)?;
@@ -150,6 +169,10 @@ impl DocumentTable {
             documents: take(ebpf, name::DOCUMENTS)?,
             common_uses,
             bodies: take(ebpf, name::BODIES)?,
+            long_bodies: take(ebpf, name::LONG_BODIES)?,
+            next_body: 0,
+            completes: false,
+            devices,
             date: take(ebpf, name::DATE)?,
             counts: take(ebpf, name::ANSWER_COUNTS)?,
             records: take(ebpf, name::ANSWER_RECORDS)?,
@@ -157,6 +180,17 @@ impl DocumentTable {
             editions: Editions(Arc::new(Mutex::new(EditionTable { kernel, known }))),
             key,
         })
+    }
+
+    /// Sets whether the kernel completes answers that have no room in the frame of their request.
+    pub(super) fn set_completes(&mut self, completes: bool) {
+        self.completes = completes;
+    }
+
+    /// Returns whether the kernel can send a response to a slot.
+    #[must_use]
+    pub fn can_send(&self, slot: Slot, response: &KernelResponse) -> bool {
+        !response.is_long() || self.completes && self.devices.takes_long(slot)
     }
 
     /// The editions of all slots.
@@ -171,19 +205,25 @@ impl DocumentTable {
         hash_of(request, &self.key)
     }
 
-    /// Adds the bytes of a response under a number that was never used.
+    /// Adds the bytes of a response.
     ///
     /// # Errors
     /// If the table is full or the kernel has no memory.
-    pub fn add_body(&mut self, number: u64, response: &KernelResponse) -> Result<(), SteerError> {
-        let mut bytes = [0; RESPONSE_BYTES];
-        bytes[..response.bytes.len()].copy_from_slice(&response.bytes);
-        self.bodies
-            .insert(number, bytes, 0)
-            .map_err(|source| SteerError::map(name::BODIES, "add a response", source))
+    pub fn add_body(&mut self, response: &KernelResponse) -> Result<BodyKey, SteerError> {
+        let key = BodyKey { number: self.next_body, is_long: response.is_long() };
+        let failed = |map| move |source| SteerError::map(map, "add a response", source);
+        if key.is_long {
+            let bytes: [u8; LONG_RESPONSE_BYTES] = padded(&response.bytes);
+            self.long_bodies.insert(key.number, bytes, 0).map_err(failed(name::LONG_BODIES))?;
+        } else {
+            let bytes: [u8; RESPONSE_BYTES] = padded(&response.bytes);
+            self.bodies.insert(key.number, bytes, 0).map_err(failed(name::BODIES))?;
+        }
+        self.next_body += 1;
+        Ok(key)
     }
 
-    /// Adds a document with the body of this number, which counts its answers by `counter`. `common` is its index if it
+    /// Adds a document with this body, which counts its answers by `counter`. `common` is its index if it
     /// is a common document.
     ///
     /// # Errors
@@ -191,15 +231,15 @@ impl DocumentTable {
     pub fn add(
         &mut self,
         key: DocumentKey,
-        body: u64,
+        body: BodyKey,
         response: &KernelResponse,
         counter: u16,
         common: Option<u16>,
     ) -> Result<(), SteerError> {
-        // At most RESPONSE_BYTES.
+        // At most LONG_RESPONSE_BYTES.
         let length = response.bytes.len() as u16;
         let document = Document {
-            body,
+            body: body.number,
             length,
             content: response.content,
             date: response.date,
@@ -233,7 +273,7 @@ impl DocumentTable {
     ///
     /// # Errors
     /// If the kernel refuses a removal.
-    pub fn remove(&mut self, documents: &[DocumentKey], bodies: &[u64]) -> Result<(), SteerError> {
+    pub fn remove(&mut self, documents: &[DocumentKey], bodies: &[BodyKey]) -> Result<(), SteerError> {
         // Programs run inside an RCU read-side section, and the kernel uses the memory of a removed element again at
         // once. A program that has found a document would send another VM's.
         grace_period();
@@ -241,8 +281,9 @@ impl DocumentTable {
             absent_is_fine(self.documents.remove(&key.to_words()))
                 .map_err(|source| SteerError::map(name::DOCUMENTS, "remove a document", source))?;
         }
-        for number in bodies {
-            absent_is_fine(self.bodies.remove(number))
+        for BodyKey { number, is_long } in bodies {
+            let removed = if *is_long { self.long_bodies.remove(number) } else { self.bodies.remove(number) };
+            absent_is_fine(removed)
                 .map_err(|source| SteerError::map(name::BODIES, "remove a response", source))?;
         }
         Ok(())
@@ -285,6 +326,13 @@ impl DocumentTable {
     pub fn next_record(&mut self) -> Option<AnswerRecord> {
         AnswerRecord::from_bytes(&self.records.next()?)
     }
+}
+
+/// A value of a table, with zeros after the bytes.
+fn padded<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut value = [0; N];
+    value.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
+    value
 }
 
 /// Waits until every program that runs now has ended (`synchronize_rcu`, which `membarrier(2)` calls). Kernels that do

@@ -172,12 +172,13 @@ const XDP: &[ProgramType] = &[ProgramType::Xdp];
 const CLASSIFIER: &[ProgramType] = &[ProgramType::SchedClassifier];
 
 /// Each function that the programs call, and the kinds of programs that call it.
-const CALLED: [(&str, BpfHelper, &[ProgramType]); 14] = {
+const CALLED: [(&str, BpfHelper, &[ProgramType]); 15] = {
     use aya_obj::generated::bpf_func_id::*;
     [
         ("bpf_map_lookup_elem", BPF_FUNC_map_lookup_elem, BOTH),
         ("bpf_ktime_get_ns", BPF_FUNC_ktime_get_ns, BOTH),
         ("bpf_skb_store_bytes", BPF_FUNC_skb_store_bytes, CLASSIFIER),
+        ("bpf_skb_change_tail", BPF_FUNC_skb_change_tail, CLASSIFIER),
         ("bpf_tail_call", BPF_FUNC_tail_call, BOTH),
         ("bpf_redirect", BPF_FUNC_redirect, CLASSIFIER),
         ("bpf_skb_load_bytes", BPF_FUNC_skb_load_bytes, CLASSIFIER),

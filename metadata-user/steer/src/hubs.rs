@@ -9,6 +9,7 @@
 //!
 //! ```text
 //!  ports ══ XDP redirect ══▶ PREFIX-out │ PREFIX-in ── XDP `socket` ──▶ AF_XDP
+//!  ports ◀── tcx `request_tcx` ◀───────── PREFIX-in    answers that `request` has begun
 //!  ports ◀══ XDP redirect ══ `hub` XDP ── PREFIX-tap ◀── write() of one frame
 //!  ports ◀── tcx `hub_tcx` ────────────── PREFIX-gso ◀── write() of one frame of many segments
 //!  classifiers of other namespaces ── `ring` ── RING ──────────────────────────▶ worker
@@ -45,7 +46,7 @@ use aya::maps::{MapData, RingBuf};
 use aya::programs::links::FdLink;
 use aya::programs::{SchedClassifier, Xdp};
 use aya_obj::programs::XdpAttachType;
-use metadata_common::maps::{MAX_HUBS, MAX_STEERED, RING_HEADER, Slot, name, program};
+use metadata_common::maps::{ANSWER_REQUESTS, MAX_HUBS, MAX_STEERED, RING_HEADER, Slot, name, program};
 use metadata_common::port::PortName;
 use metadata_common::wire::ethernet;
 use metadata_datapath::afxdp::SocketStats;
@@ -264,6 +265,7 @@ pub struct Hubs {
     rings: Vec<Option<Ring>>,
     hubs: Vec<Hub>,
     side: u32,
+    completes_answers: bool,
     /// Frames lost at each hub, as of the last poll.
     losses: Vec<HubLosses>,
     home: Home,
@@ -390,6 +392,7 @@ impl Hubs {
         };
         let (mut links, mut hubs, mut rings) = (Vec::new(), Vec::new(), Vec::new());
         let mut has_classifiers = has_tcx;
+        let mut completes_answers = has_tcx && config.answers & ANSWER_REQUESTS != 0;
         for (number, HubDevices { outer, inner, tap, long_tap }) in (first..).zip(&devices.devices) {
             if number > first {
                 // `socket` reads the number of its hub from a constant.
@@ -403,9 +406,27 @@ impl Hubs {
                 Ok::<_, SteerError>(())
             };
             hold(put(&mut ebpf, program::SOCKET, inner)?, program::SOCKET, inner, Some(pin))?;
+            if completes_answers {
+                match put_classifier(&mut ebpf, program::REQUEST_TCX, [inner]) {
+                    // Like `socket`, it goes on while no agent runs.
+                    Ok(put) => {
+                        let pin = LinkName { on: PinnedProgram::HubTcx, ..pin };
+                        for link in put {
+                            hold(link, program::REQUEST_TCX, inner, Some(pin))?;
+                        }
+                    }
+                    Err(error) => {
+                        completes_answers = false;
+                        tracing::warn!(
+                            "workers answer where a guest's frame has no room for the answer: {error}"
+                        );
+                    }
+                }
+            }
             hold(put(&mut ebpf, program::HUB, tap)?, program::HUB, tap, None)?;
             let taps = [tap].into_iter().chain(long_tap);
-            match has_classifiers.then(|| put_classifier(&mut ebpf, taps.clone())).transpose() {
+            let put_taps = || put_classifier(&mut ebpf, program::HUB_TCX, taps.clone());
+            match has_classifiers.then(put_taps).transpose() {
                 Ok(put) => {
                     for (link, tap) in put.into_iter().flatten().zip(taps) {
                         hold(link, program::HUB_TCX, tap, None)?;
@@ -431,7 +452,7 @@ impl Hubs {
         let has_rings = rings.iter().all(Option::is_some);
         let home = Home::new(Arc::clone(&devices.home), home, has_classifiers, has_rings);
         let losses = vec![HubLosses::default(); hubs.len()];
-        Ok(Self { links, rings, hubs, side, losses, home, devices })
+        Ok(Self { links, rings, hubs, side, completes_answers, losses, home, devices })
     }
 
     /// The agent's own namespace, which contains the hubs.
@@ -442,6 +463,11 @@ impl Hubs {
     /// True for the index of a hub's device in the calling thread's namespace.
     pub(super) fn has_device(&self, ifindex: u32) -> bool {
         self.devices.has(ifindex)
+    }
+
+    /// True if the kernel completes answers that have no room in the frame of their request.
+    pub(super) fn completes_answers(&self) -> bool {
+        self.completes_answers
     }
 
     /// True if a hub of this number is on this agent's side.
@@ -519,7 +545,7 @@ impl HubLink {
         let (name, HubDevice { name: device, ifindex }) = (self.program, &self.device);
         let port = PortName::local(device);
         let put = || match name {
-            program::HUB_TCX => {
+            program::HUB_TCX | program::REQUEST_TCX => {
                 let load = |source| SteerError::load(name, source);
                 let mut classifier = SchedClassifier::from_pin(path).map_err(load)?;
                 attach::tcx(&mut classifier, name, &port)
@@ -539,14 +565,15 @@ impl HubLink {
     }
 }
 
-/// Attaches the classifier to a hub's taps in the calling thread's namespace.
-fn put_classifier<'t>(
+/// Attaches a classifier to devices of a hub in the calling thread's namespace.
+fn put_classifier<'d>(
     ebpf: &mut Ebpf,
-    taps: impl IntoIterator<Item = &'t HubDevice>,
+    name: &'static str,
+    devices: impl IntoIterator<Item = &'d HubDevice>,
 ) -> Result<Vec<FdLink>, SteerError> {
-    let classifier = load_classifier(ebpf, program::HUB_TCX)?;
-    let mut attach = |tap: &HubDevice| attach::tcx(classifier, program::HUB_TCX, &PortName::local(&tap.name));
-    taps.into_iter().map(&mut attach).collect()
+    let classifier = load_classifier(ebpf, name)?;
+    let mut attach = |device: &HubDevice| attach::tcx(classifier, name, &PortName::local(&device.name));
+    devices.into_iter().map(&mut attach).collect()
 }
 
 /// The reading end of a hub's ring. It has one owner.

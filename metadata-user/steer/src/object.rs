@@ -81,7 +81,7 @@ const LASTING: [&str; 18] = [
 
 /// Shared maps that the next agent does not inherit: logs, reports and published documents belong to the agent that loaded
 /// the program.
-const OWN: [&str; 15] = [
+const OWN: [&str; 16] = [
     name::TRACE,
     name::EVENTS,
     name::TRACED,
@@ -89,6 +89,7 @@ const OWN: [&str; 15] = [
     name::DOCUMENTS,
     name::COMMON_USES,
     name::BODIES,
+    name::LONG_BODIES,
     name::DATE,
     name::ANSWERED,
     name::ANSWER_COUNTS,

@@ -151,10 +151,12 @@ pub(super) enum PinnedProgram {
     /// `socket`, on the inner end of a hub. Without it, a frame steered while no agent runs would enter the network
     /// stack of the host.
     Hub,
+    /// `request_tcx`, on the inner end of a hub.
+    HubTcx,
 }
 
 impl PinnedProgram {
-    const ALL: [Self; 3] = [Self::Xdp, Self::Tcx, Self::Hub];
+    const ALL: [Self; 4] = [Self::Xdp, Self::Tcx, Self::Hub, Self::HubTcx];
 
     pub(super) fn name(self) -> &'static str {
         use metadata_common::maps::program;
@@ -162,7 +164,13 @@ impl PinnedProgram {
             Self::Xdp => program::PORT,
             Self::Tcx => program::PORT_TCX,
             Self::Hub => program::SOCKET,
+            Self::HubTcx => program::REQUEST_TCX,
         }
+    }
+
+    /// True for a program on a hub, not on a port.
+    pub(super) fn is_on_hub(self) -> bool {
+        matches!(self, Self::Hub | Self::HubTcx)
     }
 }
 
@@ -855,6 +863,7 @@ mod tests {
     #[test]
     fn formats_of_pins_change_only_with_their_version() {
         let mut text = String::new();
+        // Versions that do not know a kind of link leave it alone, so later kinds need no new version.
         for on in [PinnedProgram::Xdp, PinnedProgram::Tcx, PinnedProgram::Hub] {
             let link = LinkName { on, netns: 3, cookie: Cookie::from_number(0x1a2b), ifindex: 17 };
             writeln!(text, "links/{link}").expect("memory");

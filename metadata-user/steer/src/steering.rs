@@ -120,9 +120,14 @@ impl Steering {
         let ordinary = object.ordinary().clone();
         let mut maps = Maps::take(&mut ebpf, config, key, ordinary.clone())?;
         let reports = ProgramReports::take(&mut ebpf, ordinary)?;
-        let documents = answers_requests.then(|| DocumentTable::take(&mut ebpf, key)).transpose()?;
+        let mut documents = answers_requests
+            .then(|| DocumentTable::take(&mut ebpf, key, maps.guest_devices()))
+            .transpose()?;
         maps.begin(taking_over.then_some(first))?;
         let hubs = Hubs::start(config, has_tcx, devices, &mut object, ebpf, &mut maps, pins.as_ref())?;
+        if let Some(documents) = &mut documents {
+            documents.set_completes(hubs.completes_answers());
+        }
         let attachments = Attachments::new(object, mode, reports.senders(), hubs.home().clone(), pins);
         let takeover = InheritedPorts::new(taking_over);
         let mut steering = Self { takeover, maps, documents, reports, hubs, attachments };

@@ -171,7 +171,7 @@ impl InheritedPorts {
             let Some(path) = attachments.pin_directory().map(|pins| pins.link(name)) else { return };
             // A running agent owns its hubs; the hubs of an ended agent no longer exist.
             let stale = match on {
-                PinnedProgram::Hub => {
+                PinnedProgram::Hub | PinnedProgram::HubTcx => {
                     !self.is_running && !hubs.all().iter().any(|hub| hub.inner_ifindex == ifindex)
                 }
                 PinnedProgram::Xdp | PinnedProgram::Tcx => !self.note_link(name, attachments),
@@ -460,7 +460,7 @@ impl InheritedPorts {
         let Some(pins) = attachments.pin_directory().filter(|_| self.is_running) else { return Ok(()) };
         let links = pins.links()?;
         let mut there: BTreeMap<PortLocation, Vec<LinkName>> = BTreeMap::new();
-        for name in links.into_iter().filter(|name| name.on != PinnedProgram::Hub) {
+        for name in links.into_iter().filter(|name| !name.on.is_on_hub()) {
             there.entry((name.cookie, name.ifindex)).or_default().push(name);
         }
         let is_gone = |place: &PortLocation| !there.contains_key(place);

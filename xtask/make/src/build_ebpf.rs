@@ -535,7 +535,7 @@ mod tests {
         let object = std::fs::read(path).expect("the object is committed");
         let counted = count_instructions(&object).expect("it is an object");
         let names: Vec<_> = counted.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["hub", "hub_tcx", "port", "port_tcx", "request", "ring", "socket"]);
+        assert_eq!(names, ["hub", "hub_tcx", "port", "port_tcx", "request", "request_tcx", "ring", "socket"]);
         assert!(counted.iter().all(|(_, count)| *count > 0), "{counted:?}");
     }
 

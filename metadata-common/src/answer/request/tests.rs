@@ -1,3 +1,4 @@
+use super::long::{self, AnswerRest, CONTENT_AT, SUM_AT};
 use super::{
     AnswerableRequest, ConnectionEntry, EditionEntry, PublishedDocuments, REQUEST_BYTES, REQUEST_MIN, Words,
 };
@@ -5,11 +6,13 @@ use super::{RESPONSE_MIN, find, hash_of, write};
 use crate::answer::tests::{FROM, GUEST, ISN, KEY, LINUX, SLOT, answer_to, flow, segment, sum_of};
 use crate::answer::{Ledger, PORT, sum};
 use crate::cookie::CookieKey;
+use crate::mac::Mac;
 use crate::maps::{
     ALL_SENT_IDLE_MS, AllSent, AnswerRecord, AnsweredConnection, DATE_BYTES, Document, Edition,
-    FIN_ENDS_BOTH, FIN_ENDS_BOTH_KERNEL, RESPONSE_BYTES, ServedDate, Slot,
+    FIN_ENDS_BOTH, FIN_ENDS_BOTH_KERNEL, LONG_RESPONSE_BYTES, RESPONSE_BYTES, ServedDate, Slot,
 };
-use crate::wire::{ipv4, protocol, tcp as header};
+use crate::stamp::stamp;
+use crate::wire::{ethernet, ipv4, protocol, tcp as header};
 use core::cell::{Cell, RefCell};
 use std::vec;
 use std::vec::Vec;
@@ -49,7 +52,7 @@ impl Kernel {
             ..Document::default()
         };
         let date = ServedDate { text: DATE, records: 0, sum: folded(&DATE), until_ns: NOW };
-        bytes.resize(RESPONSE_BYTES, 0);
+        bytes.resize(bytes.len().max(RESPONSE_BYTES), 0);
         Self {
             entry: Cell::default(),
             answered: Cell::default(),
@@ -68,9 +71,26 @@ impl Kernel {
         // Any value: `find` writes all of it.
         let mut request = AnswerableRequest::default();
         find(frame, SLOT, now_ns, &self, &mut request)?;
+        if request.is_long() {
+            return Some(self.complete(frame, &request));
+        }
         let mut answer = vec![0xaa; request.frame_length()];
         write(&mut answer[..], &request, &self).expect("the frame is long enough");
         Some(answer)
+    }
+
+    /// Begins an answer as `request` does, and completes it as `request_tcx` does.
+    fn complete(&self, frame: &[u8], request: &AnswerableRequest) -> Vec<u8> {
+        let mut answer = frame.to_vec();
+        long::begin(&mut answer[..], request, &self).expect("each request leaves the room");
+        assert_eq!(answer[..6], stamp(SLOT).0);
+        let rest = AnswerRest::read(&answer[..]).expect("a begun answer");
+        assert_eq!(rest.body, 3);
+        answer.resize(CONTENT_AT, 0);
+        answer.extend(&self.bytes[..rest.length]);
+        answer[CONTENT_AT + rest.date..][..DATE_BYTES].copy_from_slice(&DATE);
+        answer[SUM_AT..][..2].copy_from_slice(&rest.checksum(&self.date.get()));
+        answer
     }
 
     fn takes(&self, frame: &[u8]) -> bool {
@@ -200,7 +220,9 @@ fn payload<'a>(answer: &'a [u8], (seq, ack): (u32, u32), request: &[u8]) -> &'a 
 #[test]
 fn a_request_of_any_length_gets_a_response_of_any_length() {
     let requests = (REQUEST_MIN..=REQUEST_BYTES - header::HEADER).step_by(7);
-    for (request, length) in requests.zip((RESPONSE_MIN..=RESPONSE_BYTES).cycle().step_by(13)) {
+    let lengths = (RESPONSE_MIN..=RESPONSE_BYTES).step_by(13);
+    let long = (RESPONSE_BYTES + 1..=LONG_RESPONSE_BYTES).step_by(29).chain([LONG_RESPONSE_BYTES]);
+    for (request, length) in requests.cycle().zip(lengths.chain(long)) {
         let mut rng = fastrand::Rng::with_seed(request as u64);
         let request: Vec<u8> = (0..request).map(|_| rng.u8(..)).collect();
         let kernel = Kernel::publish(&request, &response(length));
@@ -208,6 +230,43 @@ fn a_request_of_any_length_gets_a_response_of_any_length() {
         let answer = answer.unwrap_or_else(|| panic!("{} bytes, {length} bytes", request.len()));
         assert_eq!(payload(&answer, first(), &request), response(length));
     }
+}
+
+#[test]
+fn no_frame_of_a_guest_is_a_begun_answer() {
+    let kernel = Kernel::publish(GET, &response(1_000));
+    let mut request = AnswerableRequest::default();
+    let mut frame = asking(GET);
+    find(&frame[..], SLOT, NOW, &&kernel, &mut request).expect("an answer");
+    long::begin(&mut frame[..], &request, &&kernel).expect("the frame is long enough");
+    assert!(AnswerRest::read(&frame[..]).is_some());
+    // Every frame to the hub carries its sender's stamp.
+    for source in [stamp(0), stamp(SLOT), stamp(Slot::MAX)] {
+        frame[ethernet::SOURCE..][..Mac::LEN].copy_from_slice(&source.0);
+        assert_eq!(AnswerRest::read(&frame[..]), None, "{source}");
+    }
+}
+
+#[test]
+fn a_begun_answer_that_does_not_fit_is_refused() {
+    let kernel = Kernel::publish(GET, &response(1_000));
+    let mut request = AnswerableRequest::default();
+    let mut begun = asking(GET);
+    find(&begun[..], SLOT, NOW, &&kernel, &mut request).expect("an answer");
+    long::begin(&mut begun[..], &request, &&kernel).expect("the frame is long enough");
+    let longest = (LONG_RESPONSE_BYTES + 40) as u16;
+    for (what, at, value, is_read) in [
+        ("the longest", 16, longest.to_be_bytes(), true),
+        ("a longer one", 16, (longest + 1).to_be_bytes(), false),
+        ("no header", 16, 39_u16.to_be_bytes(), false),
+        ("a date at the end", CONTENT_AT + 8, (1_000 - DATE_BYTES as u16).to_ne_bytes(), true),
+        ("a date beyond it", CONTENT_AT + 8, (1_001 - DATE_BYTES as u16).to_ne_bytes(), false),
+    ] {
+        let mut frame = begun.clone();
+        frame[at..at + 2].copy_from_slice(&value);
+        assert_eq!(AnswerRest::read(&frame[..]).is_some(), is_read, "{what}");
+    }
+    assert_eq!(AnswerRest::read(&begun[..CONTENT_AT + 9]), None);
 }
 
 #[test]
@@ -273,7 +332,8 @@ fn a_segment_that_is_no_first_request_is_steered() {
 #[test]
 fn a_guest_with_small_segments_or_a_small_window_gets_a_long_answer_from_user_space() {
     let mut frame = asking(GET);
-    assert!(Kernel::publish(GET, &response(512)).takes(&frame));
+    assert!(Kernel::publish(GET, &response(1_460)).takes(&frame));
+    assert!(!Kernel::publish(GET, &response(1_461)).takes(&frame));
     frame[48..50].copy_from_slice(&511_u16.to_be_bytes());
     frame[50..52].fill(0);
     let length = frame.len() - 34;

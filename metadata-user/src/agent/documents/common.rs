@@ -92,6 +92,7 @@ mod tests {
     use metadata_common::maps::MAX_COMMON_DOCUMENTS;
     use metadata_content::http::{Response, StatusCode};
     use metadata_content::store::Datasource;
+    use metadata_steer::BodyKey;
     use std::hash::RandomState;
     use std::sync::Arc;
 
@@ -115,7 +116,7 @@ mod tests {
             response: response("a"),
             datasource,
             index: 7,
-            body: Arc::new(PublishedBody { number: 1 }),
+            body: Arc::new(PublishedBody { key: BodyKey::default() }),
         });
         for (body, expected) in
             [("a", NextAnswer::Common(7)), ("b", NextAnswer::Own), ("a", NextAnswer::Common(7))]

@@ -79,7 +79,7 @@ impl Programs {
     pub(crate) fn put(&mut self, on: PinnedProgram, held: Option<HeldLink>) {
         match on {
             PinnedProgram::Tcx => self.tcx = held,
-            PinnedProgram::Xdp | PinnedProgram::Hub => self.xdp = held,
+            PinnedProgram::Xdp | PinnedProgram::Hub | PinnedProgram::HubTcx => self.xdp = held,
         }
     }
 
@@ -103,7 +103,7 @@ impl Programs {
     pub(crate) fn held(&self, on: PinnedProgram) -> Option<&HeldLink> {
         match on {
             PinnedProgram::Tcx => self.tcx.as_ref(),
-            PinnedProgram::Xdp | PinnedProgram::Hub => self.xdp.as_ref(),
+            PinnedProgram::Xdp | PinnedProgram::Hub | PinnedProgram::HubTcx => self.xdp.as_ref(),
         }
     }
 
@@ -111,7 +111,7 @@ impl Programs {
     pub(crate) fn held_mut(&mut self, on: PinnedProgram) -> Option<&mut HeldLink> {
         match on {
             PinnedProgram::Tcx => self.tcx.as_mut(),
-            PinnedProgram::Xdp | PinnedProgram::Hub => self.xdp.as_mut(),
+            PinnedProgram::Xdp | PinnedProgram::Hub | PinnedProgram::HubTcx => self.xdp.as_mut(),
         }
     }
 
@@ -212,7 +212,9 @@ impl Attachments {
     ) -> Result<HeldLink, SteerError> {
         match on {
             PinnedProgram::Tcx => self.put_tcx(port, cookie, key),
-            PinnedProgram::Xdp | PinnedProgram::Hub => self.put_xdp(port, cookie, key),
+            PinnedProgram::Xdp | PinnedProgram::Hub | PinnedProgram::HubTcx => {
+                self.put_xdp(port, cookie, key)
+            }
         }
     }
 
