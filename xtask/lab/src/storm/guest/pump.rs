@@ -18,8 +18,9 @@ use super::boot::Guest;
 use super::tcp::{Ends, FRAME_MOST, Header, MILLISECOND, Nanos, SECOND, SYN};
 use super::{Arrival, Flood, Kill, Orders, Plan, Planned, Requests, Stall, StallWatch, seconds, tcp};
 
-/// Frames read from one tap before the next tap's turn.
-const BATCH: usize = 32;
+/// Frames read from one tap before the next tap's turn. They are enough for a boot whose requests are answered at once.
+/// With fewer, the time until the tap's next turn would count as the latency of a request.
+const BATCH: usize = 512;
 /// The most taps handled after one wait.
 const EVENTS: usize = 256;
 /// The largest frame of a tap: 64 KiB of merged segments, with headers.
