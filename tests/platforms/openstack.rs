@@ -1,8 +1,9 @@
 //! The agent answers the instances of an OpenStack compute node: ports and projects from a real `ovsdb-server` with the
-//! schemas of Open vSwitch and OVN, answers from Nova itself.
+//! schemas of Open vSwitch and OVN, answers from Nova itself. In [`ovn`] OVN itself fills the databases.
 
 mod answers;
 mod nova;
+mod ovn;
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -34,7 +35,10 @@ const PASSWORD: &str = "/openstack/latest/password";
 /// The fixed address of all instances: each is in a network of its own.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 16, 7);
 
-/// A database of `ovsdb-server`, which is installed; the schemas are not, because their packages start services.
+/// What is unpacked and not installed, because it would start services.
+const PACKAGES: [&str; 4] = ["openvswitch-switch", "ovn-central", "ovn-common", "ovn-host"];
+
+/// A database of `ovsdb-server`, which is installed.
 struct Database {
     server: Child,
     socket: PathBuf,
@@ -135,7 +139,7 @@ struct Instance {
 
 impl Node {
     fn or_skip() -> Option<Self> {
-        let schemas = Packages::or_skip("bookworm", &["openvswitch-switch", "ovn-central"], With::Nothing)?;
+        let schemas = Packages::or_skip("bookworm", &PACKAGES, With::Nothing)?;
         Some(Self::new(schemas.root(), Nova::or_skip()?).expect("a node"))
     }
 
@@ -246,44 +250,69 @@ impl Node {
     }
 
     fn configure(&self, nova: &str) -> Result<()> {
-        let configuration = json!({"openstack": {
-            "nova": {"url": nova, "secret": self.path("secret")}, "ovsdb": self.ovs.remote(),
-        }});
-        replace(&self.path("agent.yaml"), &configuration.to_string())
+        configure(self.room.path(), &self.ovs, nova, None)
     }
 
     /// What `doctor` says in checks of this name.
     fn doctor(&self, about: &str) -> Result<Vec<Value>> {
-        let mut command = Command::new(agent::binary()?);
-        command.args(["doctor", "--json", "--no-pins", "--config"]).arg(self.path("agent.yaml"));
-        let output = self.host.ns().output(command.arg("--run").arg(self.path("run")))?;
-        let report: Value = serde_json::from_slice(&output.stdout)?;
-        let checks = report["checks"].as_array().context("checks")?;
-        Ok(checks.iter().filter(|check| check["name"] == about).cloned().collect())
+        doctor(self.host.ns(), self.room.path(), about)
     }
 
     fn agent(&self) -> Result<Agent<'_>> {
-        self.configure(nova::URL)?;
-        let mut words = agent::arguments(self.room.path(), &[]);
-        let records = words.iter().position(|word| word == "--records").context("a word")?;
-        words.drain(records..records + 2);
-        words.extend(["--config".into(), self.path("agent.yaml").into()]);
-        Agent::start_binary(&agent::binary()?, self.host.ns(), words)
+        start_agent(self.host.ns(), self.room.path(), &self.ovs, None)
     }
 
     fn status(&self) -> Result<AgentStatus> {
-        let mut command = Command::new(agent::binary()?);
-        command.args(["status", "--all", "--json", "--run"]).arg(self.path("run"));
-        Ok(serde_json::from_slice(&command.output()?.stdout)?)
+        status(self.room.path())
     }
 
-    /// Waits for a problem in the status with these words.
     fn has_problem(&self, words: &[&str]) -> Result<()> {
-        let problems = self.status()?.troubles;
-        let is_it = |problem: &String| words.iter().all(|word| problem.contains(word));
-        ensure!(problems.iter().any(is_it), "{problems:?}");
-        Ok(())
+        has_problem(self.room.path(), words)
     }
+}
+
+fn configure(room: &Path, ovs: &Database, nova: &str, southbound: Option<&str>) -> Result<()> {
+    let configuration = json!({"openstack": {
+        "nova": {"url": nova, "secret": room.join("secret")}, "ovsdb": ovs.remote(), "southbound": southbound,
+    }});
+    replace(&room.join("agent.yaml"), &configuration.to_string())
+}
+
+fn start_agent<'a>(
+    ns: &'a Namespace,
+    room: &Path,
+    ovs: &Database,
+    southbound: Option<&str>,
+) -> Result<Agent<'a>> {
+    configure(room, ovs, nova::URL, southbound)?;
+    let mut words = agent::arguments(room, &[]);
+    let records = words.iter().position(|word| word == "--records").context("a word")?;
+    words.drain(records..records + 2);
+    words.extend(["--config".into(), room.join("agent.yaml").into()]);
+    Agent::start_binary(&agent::binary()?, ns, words)
+}
+
+fn doctor(ns: &Namespace, room: &Path, about: &str) -> Result<Vec<Value>> {
+    let mut command = Command::new(agent::binary()?);
+    command.args(["doctor", "--json", "--no-pins", "--config"]).arg(room.join("agent.yaml"));
+    let output = ns.output(command.arg("--run").arg(room.join("run")))?;
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    let checks = report["checks"].as_array().context("checks")?;
+    Ok(checks.iter().filter(|check| check["name"] == about).cloned().collect())
+}
+
+fn status(room: &Path) -> Result<AgentStatus> {
+    let mut command = Command::new(agent::binary()?);
+    command.args(["status", "--all", "--json", "--run"]).arg(room.join("run"));
+    Ok(serde_json::from_slice(&command.output()?.stdout)?)
+}
+
+/// Looks for a problem in the status with these words.
+fn has_problem(room: &Path, words: &[&str]) -> Result<()> {
+    let problems = status(room)?.troubles;
+    let is_it = |problem: &String| words.iter().all(|word| problem.contains(word));
+    ensure!(problems.iter().any(is_it), "{problems:?}");
+    Ok(())
 }
 
 /// Adds a datapath and this node's chassis to a southbound database.

@@ -149,7 +149,8 @@ pub enum FeedEvent {
         record: Arc<Record>,
     },
     /// A record will follow, and these identities belong to it: the agent holds their requests. The event does not
-    /// replace a good record. A later `Upsert`, `Expect` or `Remove` of the key replaces it.
+    /// replace a good record, and keeps one of the feed's former run. A later `Upsert`, `Expect` or `Remove` of the key
+    /// replaces it.
     Expect {
         /// The record's name within the feed.
         key: String,

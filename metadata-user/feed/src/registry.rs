@@ -344,10 +344,14 @@ impl Registry {
         self.changes(&before, &self.in_force([Some(&vm), None]), None)
     }
 
-    /// Expects a record, unless a good one of that id exists.
+    /// Expects a record, unless a good one of that id exists: that one stays, also after this round.
     fn expect(&mut self, id: RecordId, identities: Vec<(PortName, Mac)>) -> Vec<Change> {
-        let full = self.expected.len() >= self.limits.records && !self.expected.contains(&id);
-        if full || self.record(&id).is_some() {
+        let round = self.sources.entry(id.source).or_default().round;
+        if let Some(held) = self.held.get_mut(&id).filter(|held| held.record.is_some()) {
+            held.round = round;
+            return Vec::new();
+        }
+        if self.expected.len() >= self.limits.records && !self.expected.contains(&id) {
             return Vec::new();
         }
         self.expected.insert(id.clone());

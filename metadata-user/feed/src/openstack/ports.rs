@@ -18,7 +18,7 @@ use metadata_content::record::event::EventState;
 use metadata_content::record::values::is_uuid;
 use metadata_content::record::{Owner, Record, RecordError, RecordLimits};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::OpenstackOptions;
 use super::ovsdb::{MonitoredTables, TableRow};
@@ -117,6 +117,18 @@ fn migration(row: TableRow<'_>, chassis: &[String]) -> Option<EventState> {
     is_here.then_some(state)
 }
 
+/// Keeps the last binding of each port that is here. When ovn-controller stops it takes all bindings away, and later makes
+/// them again one by one; the guests stay.
+pub(super) fn keep_last(
+    last: &mut BTreeMap<String, PortBinding>,
+    bindings: BTreeMap<String, PortBinding>,
+    ports: &[LocalPort],
+) {
+    last.extend(bindings);
+    let here: BTreeSet<_> = ports.iter().map(|port| &*port.id).collect();
+    last.retain(|id, _| here.contains(&**id));
+}
+
 /// The instances of this node. Only ports that are here count: a binding without one costs nothing.
 pub(super) fn instances(
     ports: &[LocalPort],
@@ -209,7 +221,7 @@ pub(super) fn record(
 
 #[cfg(test)]
 mod tests {
-    use super::{NodeInstance, bindings, instances, local_ports, record};
+    use super::{NodeInstance, bindings, instances, keep_last, local_ports, record};
     use crate::openstack::OpenstackOptions;
     use crate::openstack::ovsdb::MonitoredTables;
     use metadata_content::record::{Record, RecordLimits};
@@ -323,6 +335,27 @@ mod tests {
         };
         assert_eq!(ports[0].0.ifname, "tap5c2f9b1e-0f");
         assert_eq!(described(&[], &[binding(PORT, VM, PROJECT)]), BTreeMap::new(), "a binding alone is none");
+    }
+
+    #[test]
+    fn a_binding_that_goes_is_kept_until_its_port_goes() {
+        let ports = local_ports(&tables(
+            "Interface",
+            &[plugged("tap5c2f9b1e-0f", PORT), plugged("tap77777777-0f", OTHER)],
+        ));
+        let bound = |rows: &[Value]| bindings(&tables("Port_Binding", rows), &[HERE.to_owned()]);
+        let [one, other] = [PORT, OTHER].map(|port| binding(port, VM, PROJECT));
+        let mut last = BTreeMap::new();
+        for (what, rows, here, kept) in [
+            ("both are bound", &[one.clone(), other][..], &ports[..], &[PORT, OTHER][..]),
+            ("ovn-controller stops", &[], &ports, &[PORT, OTHER]),
+            ("it has bound one again", &[one], &ports, &[PORT, OTHER]),
+            ("that one is unplugged", &[], &ports[1..], &[OTHER]),
+            ("it is plugged, and not bound yet", &[], &ports, &[OTHER]),
+        ] {
+            keep_last(&mut last, bound(rows), here);
+            assert_eq!(last.keys().collect::<Vec<_>>(), kept, "{what}");
+        }
     }
 
     #[test]

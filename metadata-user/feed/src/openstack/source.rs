@@ -106,9 +106,12 @@ impl Source for OpenstackSource {
     fn try_read(&self) -> Result<(), FeedError> {
         let probed = NodeProbe::of(&self.options);
         let away = probed.ovsdb.err().or_else(|| {
-            // One server of a cluster is enough.
-            let is_there = probed.southbound.iter().any(|(_, found)| found.is_ok());
-            let mut away = probed.southbound.into_iter().filter_map(|(_, found)| found.err());
+            // One server of a cluster is enough. While ovn-controller is stopped there is no chassis, and no binding.
+            let is_there = probed.southbound.iter().any(|(_, found)| found == &Ok(true));
+            let mut away = probed.southbound.into_iter().map(|(server, found)| match found {
+                Ok(_) => format!("{server} does not know this chassis"),
+                Err(reason) => reason,
+            });
             away.next().filter(|_| !is_there)
         });
         away.map_or(Ok(()), |reason| Err(FeedError::Vm { reason }))
@@ -567,13 +570,15 @@ impl InstanceFeed<'_> {
     ) -> Result<(), Closed> {
         let mut freed = self.publisher.freed();
         let mut is_synced = false;
+        let mut last = BTreeMap::new();
         loop {
             let view = local.borrow_and_update().clone();
             let bindings = bound.borrow_and_update().clone();
             if let Some(view) = view {
                 // Until the bindings are there, all instances are expected.
                 let are_bound = bindings.is_some();
-                let wanted = ports::instances(&view.ports, &bindings.unwrap_or_default(), self.options);
+                ports::keep_last(&mut last, bindings.unwrap_or_default(), &view.ports);
+                let wanted = ports::instances(&view.ports, &last, self.options);
                 self.publish(wanted).await?;
                 if are_bound && !std::mem::replace(&mut is_synced, true) {
                     self.publisher.publish(FeedEvent::Synced).await?;

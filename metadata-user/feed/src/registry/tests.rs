@@ -67,6 +67,12 @@ fn an_expected_record_never_replaces_a_good_one() {
     for (n, (source, event, expected)) in steps.into_iter().enumerate() {
         assert_eq!(words(&registry.apply(source, event)), expected, "step {n}");
     }
+    // A source that starts again may expect a record of its former run, and that one stays.
+    registry.begin(RecordSource::Kubevirt);
+    registry.apply(RecordSource::Kubevirt, expect("ns/a"));
+    assert_eq!(words(&registry.apply(RecordSource::Kubevirt, FeedEvent::Synced)), [""; 0]);
+    assert!(registry.record(&id(RecordSource::Kubevirt, "ns/a")).is_some(), "it is expected");
+    assert!(registry.record(&id(RecordSource::Kubevirt, "ns/b")).is_none(), "nobody has told of it");
 }
 
 #[test]

@@ -1,0 +1,382 @@
+//! The agent beside OVN itself: northd, ovn-controller, and Open vSwitch with its datapath in user space, in a namespace.
+//! The tests do what Neutron and Nova do: logical switches and ports by `ovn-nbctl`, taps in `br-int` by `ovs-vsctl`.
+//! Nova is a stand-in, which says as whom it was asked.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use support::agent::Agent;
+use support::eventually::eventually;
+use support::guest::{Guest, Spec};
+use support::netns::{Namespace, run};
+use support::packages::{Packages, With};
+use support::process::terminate;
+use support::record::{Identity, replace};
+use support::tap::{Shape, Tap};
+
+use super::nova::SECRET;
+use super::{ADDRESS, Database, META_DATA, NOTICE, PACKAGES, get, gets, start_agent, status};
+
+/// `system-id`, by which OVN knows the chassis, and the name by which Neutron and Nova know the host.
+const SYSTEM_ID: &str = "3f1de0a9-6a4b-4f0e-9a53-6f1c2f8f5a11";
+const HOST: &str = "compute-1";
+const OTHER_HOST: &str = "compute-2";
+const OTHER_SYSTEM_ID: &str = "8b0c2a55-3d7e-4c2e-8a60-0d5f0b1e7c22";
+
+/// A process that ends with the test.
+struct Daemon(Child);
+
+impl Daemon {
+    /// Ends it at once, as a crash does, or by SIGTERM.
+    fn end(mut self, by_signal: bool) -> Result<()> {
+        if by_signal {
+            terminate(self.0.id())?;
+        } else {
+            self.0.kill()?;
+        }
+        self.0.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
+/// A compute node with OVN, and OVN's central part.
+struct OvnNode {
+    // Dropped in this order.
+    northd: RefCell<Option<Daemon>>,
+    controller: RefCell<Option<Daemon>>,
+    _vswitchd: Daemon,
+    _nova: Daemon,
+    northbound: Database,
+    southbound: Database,
+    ovs: Database,
+    ns: Namespace,
+    programs: PathBuf,
+    room: tempfile::TempDir,
+}
+
+/// A port of an instance, and the guest on its tap.
+struct OvnPort {
+    id: String,
+    instance: Identity,
+    guest: Guest,
+}
+
+impl OvnNode {
+    fn or_skip() -> Option<Self> {
+        let packages = Packages::or_skip("bookworm", &PACKAGES, With::Nothing)?;
+        Some(Self::new(packages.root()).expect("a node"))
+    }
+
+    fn new(packages: &Path) -> Result<Self> {
+        let (ns, room) = (Namespace::new("ovn")?, tempfile::tempdir()?);
+        ns.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
+        let database =
+            |name, schema| Database::create(room.path(), name, &packages.join("usr/share").join(schema));
+        let ovs = database("conf", "openvswitch/vswitch.ovsschema")?;
+        let northbound = database("nb", "ovn/ovn-nb.ovsschema")?;
+        let southbound = database("sb", "ovn/ovn-sb.ovsschema")?;
+        let programs = packages.join("usr");
+        let mut vswitchd = Command::new(programs.join("lib/openvswitch-switch/ovs-vswitchd"));
+        let vswitchd = daemon(&ns, room.path(), vswitchd.arg(ovs.remote()))?;
+        let nova = include_str!("echo_nova.py");
+        let nova = daemon(&ns, room.path(), Command::new("python3").args(["-c", nova]))?;
+        let (northd, controller) = (RefCell::default(), RefCell::default());
+        let node = Self {
+            northd,
+            controller,
+            _vswitchd: vswitchd,
+            _nova: nova,
+            northbound,
+            southbound,
+            ovs,
+            ns,
+            programs,
+            room,
+        };
+        replace(&node.room.path().join("secret"), SECRET)?;
+        let ids = format!(
+            "external_ids={{system-id={SYSTEM_ID},hostname={HOST},ovn-remote=\"{}\",ovn-encap-type=geneve,\
+             ovn-encap-ip=127.0.0.1,ovn-bridge-datapath-type=netdev}}",
+            node.southbound.remote()
+        );
+        node.vsctl(&["--no-wait", "--", "init"])?;
+        node.vsctl(&["set", "Open_vSwitch", ".", &ids])?;
+        node.start_northd()?;
+        node.start_controller()?;
+        eventually(NOTICE, || node.vsctl(&["br-exists", "br-int"]))?;
+        Ok(node)
+    }
+
+    fn start_northd(&self) -> Result<()> {
+        let mut command = Command::new(self.programs.join("bin/ovn-northd"));
+        let [north, south] = [&self.northbound, &self.southbound].map(Database::remote);
+        command.args([format!("--ovnnb-db={north}"), format!("--ovnsb-db={south}")]);
+        *self.northd.borrow_mut() = Some(daemon(&self.ns, self.room.path(), &mut command)?);
+        Ok(())
+    }
+
+    fn start_controller(&self) -> Result<()> {
+        let mut command = Command::new(self.programs.join("bin/ovn-controller"));
+        let controller = daemon(&self.ns, self.room.path(), command.arg(self.ovs.remote()))?;
+        *self.controller.borrow_mut() = Some(controller);
+        Ok(())
+    }
+
+    /// Ends ovn-controller as its service does: it takes its chassis and all bindings away first.
+    fn stop_controller(&self) -> Result<()> {
+        let mut controller = self.controller.borrow_mut().take().context("it runs")?;
+        let socket = self.room.path().join(format!("ovn-controller.{}.ctl", controller.0.id()));
+        run(Command::new(self.programs.join("bin/ovn-appctl")).arg("-t").arg(socket).arg("exit"))?;
+        controller.0.wait()?;
+        Ok(())
+    }
+
+    fn tool(&self, name: &str, database: &Database, words: &[&str]) -> Result<String> {
+        let mut command = Command::new(self.programs.join("bin").join(name));
+        run(command.arg(format!("--db={}", database.remote())).arg("--timeout=30").args(words))
+    }
+
+    fn vsctl(&self, words: &[&str]) -> Result<String> {
+        self.tool("ovs-vsctl", &self.ovs, words)
+    }
+
+    fn nbctl(&self, words: &[&str]) -> Result<String> {
+        self.tool("ovn-nbctl", &self.northbound, words)
+    }
+
+    fn sbctl(&self, words: &[&str]) -> Result<String> {
+        self.tool("ovn-sbctl", &self.southbound, words)
+    }
+
+    /// Boots an instance whose port is in a network of its own.
+    fn boot(&self, number: u16) -> Result<OvnPort> {
+        self.attach(&Identity { address: ADDRESS, ..Identity::of(number) }, number)
+    }
+
+    /// Creates a network and a port as Neutron does, and plugs the port into an instance as Nova does.
+    fn attach(&self, instance: &Identity, number: u16) -> Result<OvnPort> {
+        let id = format!("{number:08x}-1111-4222-8333-444444444444");
+        let (tap, mac) = (tap_of(&id), Identity::of(number).mac);
+        let network = format!("neutron-{number:08x}-aaaa-4bbb-8ccc-dddddddddddd");
+        let switch = "external_ids={\"neutron:network_name\"=net,\"neutron:mtu\"=\"1442\",\"neutron:revision_number\"=\"1\"}";
+        let addresses = format!("{mac} {ADDRESS}");
+        let port = format!(
+            "external_ids={{\"neutron:device_id\"=\"{}\",\"neutron:project_id\"=\"{}\",\"neutron:cidrs\"=\"{ADDRESS}/16\",\
+             \"neutron:device_owner\"=\"compute:nova\",\"neutron:network_name\"=\"{network}\",\"neutron:port_name\"=\"\",\
+             \"neutron:revision_number\"=\"1\"}}",
+            instance.instance_id,
+            project_of(instance)
+        );
+        let requested = format!("options:requested-chassis={HOST}");
+        self.nbctl(&["ls-add", &network, "--", "set", "Logical_Switch", &network, switch])?;
+        self.nbctl(&[
+            "lsp-add",
+            &network,
+            &id,
+            "--",
+            "lsp-set-addresses",
+            &id,
+            &addresses,
+            "--",
+            "lsp-set-port-security",
+            &id,
+            &addresses,
+            "--",
+            "set",
+            "Logical_Switch_Port",
+            &id,
+            &port,
+            &requested,
+        ])?;
+        // os-vif is first, and the tap is made by QEMU.
+        let ids = format!(
+            "external_ids={{iface-id=\"{id}\",attached-mac=\"{mac}\",iface-status=active,vm-uuid=\"{}\"}}",
+            instance.instance_id
+        );
+        self.vsctl(&[
+            "--no-wait",
+            "--",
+            "--may-exist",
+            "add-port",
+            "br-int",
+            &tap,
+            "--",
+            "set",
+            "Interface",
+            &tap,
+            &ids,
+        ])?;
+        let made = Tap::create(&self.ns, &tap, Shape::virtio())?;
+        self.ns.ip(&format!("link set {tap} up"))?;
+        let spec = Spec { shape: Shape::virtio(), mac, ..Spec::of(instance) };
+        let guest = Guest::boot_on(Arc::new(made), Namespace::new("guest")?, &spec)?;
+        Ok(OvnPort { id, instance: instance.clone(), guest })
+    }
+
+    /// Unplugs a port as Nova does.
+    fn unplug(&self, port: &OvnPort) -> Result<()> {
+        self.vsctl(&["--if-exists", "del-port", "br-int", &tap_of(&port.id)]).map(drop)
+    }
+
+    /// Binds a port to hosts, as Neutron does.
+    fn request(&self, port: &OvnPort, hosts: &str) -> Result<()> {
+        self.nbctl(&["lsp-set-options", &port.id, &format!("requested-chassis={hosts}")]).map(drop)
+    }
+
+    /// The UUID of the chassis of a port.
+    fn chassis_of(&self, port: &OvnPort) -> Result<String> {
+        let of = format!("logical_port={}", port.id);
+        Ok(self.sbctl(&["--bare", "--columns=chassis", "find", "Port_Binding", &of])?.trim().to_owned())
+    }
+
+    /// The UUID of this node's chassis.
+    fn chassis(&self) -> Result<String> {
+        let of = format!("name={SYSTEM_ID}");
+        Ok(self.sbctl(&["--bare", "--columns=_uuid", "find", "Chassis", &of])?.trim().to_owned())
+    }
+
+    fn agent(&self) -> Result<Agent<'_>> {
+        start_agent(&self.ns, self.room.path(), &self.ovs, None)
+    }
+
+    /// Waits until OVN has bound a port here and its guest gets answers as what it is.
+    fn serves(&self, port: &OvnPort) -> Result<()> {
+        eventually(NOTICE, || {
+            let (own, of_port) = (self.chassis()?, self.chassis_of(port)?);
+            ensure!(
+                !own.is_empty() && own == of_port,
+                "the port is on {of_port:?}, and this chassis is {own:?}"
+            );
+            port.is_served()
+        })
+    }
+
+    /// Waits until that many ports are served.
+    fn serves_as_many(&self, count: u64) -> Result<()> {
+        eventually(NOTICE, || {
+            let identities = status(self.room.path())?.identities;
+            ensure!(identities == count, "{identities} are served");
+            Ok(())
+        })
+    }
+}
+
+impl OvnPort {
+    fn is_served(&self) -> Result<()> {
+        let whose = format!("{} {} {ADDRESS}", self.instance.instance_id, project_of(&self.instance));
+        gets(&self.guest, META_DATA, 200, &whose)
+    }
+}
+
+/// Starts a program of OVS or OVN, whose sockets and files are in `room`.
+fn daemon(ns: &Namespace, room: &Path, command: &mut Command) -> Result<Daemon> {
+    for name in
+        ["OVS_RUNDIR", "OVN_RUNDIR", "OVS_LOGDIR", "OVN_LOGDIR", "OVS_DBDIR", "OVN_DBDIR", "OVS_SYSCONFDIR"]
+    {
+        command.env(name, room);
+    }
+    Ok(Daemon(
+        ns.spawn(command.current_dir(room).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))?,
+    ))
+}
+
+fn tap_of(port: &str) -> String {
+    format!("tap{}", &port[..11])
+}
+
+fn project_of(instance: &Identity) -> String {
+    format!("{:032x}", instance.number)
+}
+
+#[test]
+fn what_ovn_controller_binds_is_served_until_it_is_unplugged() {
+    let Some(node) = OvnNode::or_skip() else { return };
+    let one = node.boot(0).expect("an instance");
+    let _agent = node.agent().expect("an agent");
+    let other = node.boot(1).expect("an instance of another project, with the same address");
+    let second = node.attach(&one.instance, 2).expect("a second port");
+    for port in [&one, &other, &second] {
+        node.serves(port).unwrap_or_else(|error| panic!("{}: {error:#}", port.id));
+    }
+    node.serves_as_many(3).expect("all ports");
+    for (left, port) in [(2, &second), (1, &other)] {
+        node.unplug(port).expect("unplugged");
+        node.serves_as_many(left).expect("the others");
+    }
+    one.is_served().expect("it has lost one of two ports");
+}
+
+#[test]
+fn guests_are_served_while_parts_of_ovn_are_away_and_new_ones_once_they_are_back() {
+    type Step = fn(&OvnNode) -> Result<()>;
+    let away: [(&str, Step, Step); 4] = [
+        ("northd", |node| node.northd.take().context("it runs")?.end(true), OvnNode::start_northd),
+        (
+            "a crashed ovn-controller",
+            |node| node.controller.take().context("it runs")?.end(false),
+            OvnNode::start_controller,
+        ),
+        ("ovn-controller", OvnNode::stop_controller, OvnNode::start_controller),
+        // ovn-controller registers it anew at once.
+        ("the chassis", |node| node.sbctl(&["chassis-del", SYSTEM_ID]).map(drop), |_| Ok(())),
+    ];
+    let Some(node) = OvnNode::or_skip() else { return };
+    let first = node.boot(0).expect("an instance");
+    let second = node.attach(&first.instance, 1).expect("its second port");
+    let mut agent = node.agent().expect("an agent");
+    let mut ports = vec![first, second];
+    for (number, (what, go, come)) in (2..).zip(away) {
+        ports.iter().for_each(|port| node.serves(port).unwrap_or_else(|error| panic!("{what}: {error:#}")));
+        go(&node).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+        node.serves_as_many(ports.len() as u64).expect(what);
+        ports.iter().for_each(|port| port.is_served().expect(what));
+        // The next agent finds the databases as they are.
+        assert!(agent.stop().expect("stopped").success());
+        agent = node.agent().expect("an agent");
+        ports.iter().for_each(|port| eventually(NOTICE, || port.is_served()).expect(what));
+        ports.push(node.boot(number).expect("an instance"));
+        come(&node).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+        node.serves(&ports[ports.len() - 1]).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+    }
+    node.serves_as_many(ports.len() as u64).expect("all ports");
+}
+
+#[test]
+fn a_port_that_moves_to_another_chassis_is_served_until_it_is_unplugged() {
+    let Some(node) = OvnNode::or_skip() else { return };
+    node.sbctl(&["chassis-add", OTHER_SYSTEM_ID, "geneve", "192.0.2.2"]).expect("another chassis");
+    node.sbctl(&["set", "Chassis", OTHER_SYSTEM_ID, &format!("hostname={OTHER_HOST}")]).expect("its name");
+    let port = node.boot(0).expect("an instance");
+    let _agent = node.agent().expect("an agent");
+    node.serves(&port).expect("bound here");
+
+    node.request(&port, &format!("{HOST},{OTHER_HOST}")).expect("a live migration");
+    eventually(NOTICE, || {
+        let document: Value = serde_json::from_str(&get(&port.guest, "/v1/events")?.1)?;
+        ensure!(document["events"][0]["state"] == "scheduled", "{document}");
+        Ok(())
+    })
+    .expect("its guest is told");
+    node.request(&port, OTHER_HOST).expect("moved");
+    eventually(NOTICE, || {
+        let chassis = node.chassis_of(&port)?;
+        ensure!(chassis.is_empty(), "it is on {chassis}");
+        Ok(())
+    })
+    .expect("ovn-controller lets it go");
+    node.sbctl(&["lsp-bind", &port.id, OTHER_SYSTEM_ID]).expect("bound there");
+    port.is_served().expect("its guest may run until the tap is unplugged");
+    node.unplug(&port).expect("unplugged");
+    node.serves_as_many(0).expect("nobody");
+}
