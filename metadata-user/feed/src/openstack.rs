@@ -16,6 +16,7 @@ pub mod import;
 pub mod nova;
 pub mod ovsdb;
 mod ports;
+pub mod presence;
 mod source;
 pub mod tls;
 
@@ -46,6 +47,9 @@ pub struct OpenstackOptions {
     pub tls: TlsFiles,
     /// The node's name in OVN. Default: `external_ids:system-id` of the local OVSDB.
     pub chassis: Option<String>,
+    /// Whether the agent writes to `external_ids` of this node's `Chassis_Private` in the southbound database what
+    /// Neutron lists it by, and knows that it is alive: `openstack network agent list`.
+    pub listed: bool,
     /// Dialects that the agent answers itself, in front of Nova's tree, from what it knows of an instance: its ids and
     /// addresses. Default: none.
     pub dialects: Vec<Dialect>,
@@ -63,6 +67,7 @@ impl Default for OpenstackOptions {
             southbound: None,
             tls: TlsFiles::default(),
             chassis: None,
+            listed: true,
             dialects: Vec::new(),
             region: "local".into(),
             zone: "local-a".into(),

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::agent::Agent;
 use support::eventually::eventually;
 use support::guest::{Guest, Spec};
@@ -18,8 +18,11 @@ use support::process::terminate;
 use support::record::{Identity, replace};
 use support::tap::{Shape, Tap};
 
-use super::nova::SECRET;
-use super::{ADDRESS, Database, META_DATA, NOTICE, PACKAGES, get, gets, start_agent, status};
+use super::nova::{SECRET, URL};
+use super::{
+    ADDRESS, Database, META_DATA, NOTICE, PACKAGES, configure, doctor, get, gets, has_problem, start_agent,
+    status,
+};
 
 /// `system-id`, by which OVN knows the chassis, and the name by which Neutron and Nova know the host.
 const SYSTEM_ID: &str = "3f1de0a9-6a4b-4f0e-9a53-6f1c2f8f5a11";
@@ -379,4 +382,75 @@ fn a_port_that_moves_to_another_chassis_is_served_until_it_is_unplugged() {
     port.is_served().expect("its guest may run until the tap is unplugged");
     node.unplug(&port).expect("unplugged");
     node.serves_as_many(0).expect("nobody");
+}
+
+/// What Neutron's agent cache reads of a node (`MetadataAgent` of `neutron_agent.py`, `ovn_bridge` of `utils.py`). The id
+/// is `uuid.uuid5(uuid.UUID(SYSTEM_ID), "metadata_agent")` of Python.
+fn listed(nb_cfg: &str) -> Value {
+    json!([
+        ["neutron:ovn-bridge", "br-int"],
+        ["neutron:ovn-metadata-id", "dbf8652a-fc9d-5a54-875c-e82902f15447"],
+        ["neutron:ovn-metadata-sb-cfg", nb_cfg],
+    ])
+}
+
+impl OvnNode {
+    fn is_listed_as(&self, pairs: &Value) -> Result<()> {
+        let select = json!({
+            "op": "select", "table": "Chassis_Private", "where": [["name", "==", SYSTEM_ID]],
+            "columns": ["external_ids"],
+        });
+        let found = self.southbound.transact(&json!(["OVN_Southbound", select]))?;
+        let found = &found[0]["rows"][0]["external_ids"][1];
+        ensure!(found == pairs, "{found} instead of {pairs}");
+        Ok(())
+    }
+
+    /// Looks for one check of the doctor that Neutron may list the agent.
+    fn doctor_finds(&self, state: &str, words: &str) -> Result<()> {
+        let checks = doctor(&self.ns, self.room.path(), "openstack.listed")?;
+        ensure!(checks.len() == 1 && checks[0]["status"] == state, "{checks:?}");
+        ensure!(checks[0]["found"].to_string().contains(words), "{checks:?}");
+        Ok(())
+    }
+}
+
+#[test]
+fn neutron_lists_the_agent_as_alive() {
+    let Some(node) = OvnNode::or_skip() else { return };
+    configure(node.room.path(), &node.ovs, URL, None).expect("a configuration");
+    eventually(NOTICE, || node.doctor_finds("ok", "can show this agent")).expect("it may be listed");
+    node.is_listed_as(&json!([])).expect("the doctor has written nothing");
+    let _agent = node.agent().expect("an agent");
+    eventually(NOTICE, || node.is_listed_as(&listed("0"))).expect("registered");
+    // Neutron asks whether all agents are alive.
+    node.nbctl(&["--wait=sb", "sync"]).expect("another nb_cfg");
+    eventually(NOTICE, || node.is_listed_as(&listed("1"))).expect("alive");
+    node.stop_controller().expect("stopped");
+    node.start_controller().expect("started");
+    eventually(NOTICE, || node.is_listed_as(&listed("1"))).expect("registered with the new chassis");
+}
+
+#[test]
+fn a_database_that_lets_nobody_write_is_a_problem_and_guests_are_served() {
+    let Some(node) = OvnNode::or_skip() else { return };
+    let port = node.boot(0).expect("an instance");
+    // A role, and no certificate by which a client could have it.
+    let socket = node.room.path().join("role.sock");
+    let listens = format!("punix:{}", socket.display());
+    node.sbctl(&["set-connection", "role=ovn-controller", &listens]).expect("a connection");
+    let control = node.room.path().join("sb.sock.ctl");
+    run(Command::new("ovs-appctl")
+        .arg("-t")
+        .arg(control)
+        .args(["ovsdb-server/add-remote", "db:OVN_Southbound,SB_Global,connections"]))
+    .expect("the database listens there");
+    let southbound = format!("unix:{}", socket.display());
+    let agent = start_agent(&node.ns, node.room.path(), &node.ovs, Some(&southbound));
+    let _agent = agent.expect("an agent");
+    node.serves(&port).expect("served");
+    let problem = ["agent list", "permission error", "guests are served"];
+    eventually(NOTICE, || has_problem(node.room.path(), &problem)).expect("a problem");
+    node.doctor_finds("warn", "permission error").expect("a warning");
+    node.is_listed_as(&json!([])).expect("nothing is written");
 }

@@ -8,6 +8,10 @@ use std::time::Instant;
 use super::OpenstackOptions;
 use crate::source::{FailureStreak, SourceHealth};
 
+/// What lets Neutron list this agent.
+pub(super) const LISTED_BY: &str = "set `openstack.tls` to ovn-controller's files if the database controls access by \
+     certificate, or `openstack.listed: false` if nobody needs the list";
+
 /// Whom the feed depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OpenstackPeer {
@@ -45,6 +49,8 @@ struct HealthState {
     is_secret_wrong: bool,
     /// The southbound database has no chassis of this name.
     unknown_chassis: Option<String>,
+    /// Why Neutron cannot list this agent.
+    unlisted: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -114,6 +120,15 @@ impl OpenstackHealth {
         self.lock().unknown_chassis = chassis.map(str::to_owned);
     }
 
+    /// Notes why Neutron cannot list this agent, or that it can.
+    pub(super) fn set_unlisted(&self, reason: Option<String>) {
+        let mut state = self.lock();
+        if let (Some(reason), None) = (&reason, &state.unlisted) {
+            tracing::warn!("`openstack network agent list` does not show this agent: {reason}");
+        }
+        state.unlisted = reason;
+    }
+
     /// The state now. `refused` requests of guests were beyond a limit.
     #[must_use]
     pub fn report(&self, options: &OpenstackOptions, refused: u64, now: Instant) -> SourceHealth {
@@ -154,6 +169,11 @@ impl OpenstackHealth {
                  `openstack.chassis` to its name in `ovn-sbctl list Chassis`"
             )
         }));
+        problems.extend(state.unlisted.as_ref().map(|reason| {
+            format!(
+                "`openstack network agent list` does not show this agent as alive: {reason}; guests are served: {LISTED_BY}"
+            )
+        }));
         // The last of all first answers.
         let answered = state.peers.iter().map(|peer| peer.answered).min().flatten();
         let failing = OpenstackPeer::ALL.into_iter().zip(&state.peers).find_map(|(peer, state)| {
@@ -185,7 +205,7 @@ mod tests {
     #[test]
     fn each_problem_names_who_is_away_and_what_to_look_at() {
         type Case = (&'static str, fn(&OpenstackHealth), &'static [&'static str]);
-        let cases: [Case; 6] = [
+        let cases: [Case; 7] = [
             ("nothing", |_| {}, &[]),
             ("OVSDB", |health| health.on_failure(OpenstackPeer::Ovsdb, "no".into()), &["openvswitch", "no"]),
             (
@@ -207,6 +227,11 @@ mod tests {
                 "the chassis",
                 |health| health.set_unknown_chassis(Some("n1")),
                 &["no chassis n1", "openstack.chassis"],
+            ),
+            (
+                "Neutron's list",
+                |health| health.set_unlisted(Some("permission error".into())),
+                &["agent list", "permission error", "guests are served", "openstack.listed: false"],
             ),
         ];
         for (what, change, words) in cases {

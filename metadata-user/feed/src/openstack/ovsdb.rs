@@ -1,8 +1,8 @@
 //! A client of OVSDB (RFC 7047) that follows tables by conditional monitors (ovsdb-server(7), "Monitor_Cond" and
 //! "Monitor_Cond_Since").
 //!
-//! It reads and writes nothing. A message has a limit, and so have the rows of a table. It answers the server's probes,
-//! and probes a server that is silent. It keeps no more of a row than the columns that were asked for, and only columns
+//! A message has a limit, and so have the rows of a table. It answers the server's probes, and probes a server that is
+//! silent. It keeps no more of a row than the columns that were asked for, and only columns
 //! of one value or a map of text: the difference that a server sends of these is applied without its schema.
 
 use metadata_content::parser;
@@ -14,7 +14,7 @@ use std::str::FromStr;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::tls::{TlsClient, TlsError};
 
@@ -53,6 +53,12 @@ pub enum OvsdbError {
         method: &'static str,
         /// What the server says.
         reason: String,
+    },
+    /// The server has not answered in time, and the connection is as it was.
+    #[error("the database has not answered `{method}` within {} s", ANSWERS_WITHIN.as_secs())]
+    Late {
+        /// The method.
+        method: &'static str,
     },
     /// The server has lost the majority of its cluster, so what it says may be old.
     #[error("{0} has lost its cluster")]
@@ -138,6 +144,8 @@ pub(super) struct OvsdbSession {
     requests: u64,
     updates: VecDeque<MonitorUpdate>,
     is_probed: bool,
+    /// Since the last message, or the probe.
+    silent_since: Instant,
 }
 
 /// A change of monitored tables.
@@ -185,6 +193,7 @@ impl OvsdbSession {
             requests: 0,
             updates,
             is_probed: false,
+            silent_since: Instant::now(),
         })
     }
 
@@ -206,8 +215,7 @@ impl OvsdbSession {
                 self.take(message).await?;
             }
         };
-        let late = || OvsdbError::Broken(format!("no answer within {} s", ANSWERS_WITHIN.as_secs()));
-        timeout(ANSWERS_WITHIN, answered).await.unwrap_or_else(|_| Err(late()))
+        timeout(ANSWERS_WITHIN, answered).await.unwrap_or(Err(OvsdbError::Late { method }))
     }
 
     /// Begins a monitor, from a transaction on if the server still knows it.
@@ -236,23 +244,27 @@ impl OvsdbSession {
         }
     }
 
-    /// Waits for the next change. Probes a silent server.
-    pub(super) async fn update(&mut self) -> Result<MonitorUpdate, OvsdbError> {
+    /// Waits for the next change; `None` once the time is there. Probes a silent server.
+    pub(super) async fn update(
+        &mut self,
+        until: Option<Instant>,
+    ) -> Result<Option<MonitorUpdate>, OvsdbError> {
         loop {
             if let Some(update) = self.updates.pop_front() {
-                return Ok(update);
+                return Ok(Some(update));
             }
-            match timeout(SILENT_FOR, self.receive()).await {
-                Ok(message) => {
-                    self.is_probed = false;
-                    self.take(message?).await?;
-                }
+            let silent_until = self.silent_since + SILENT_FOR;
+            match timeout_at(until.map_or(silent_until, |until| until.min(silent_until)), self.receive())
+                .await
+            {
+                Ok(message) => self.take(message?).await?,
+                Err(_) if until.is_some_and(|until| until <= Instant::now()) => return Ok(None),
                 Err(_) if self.is_probed => {
                     let silent = 2 * SILENT_FOR.as_secs();
                     return Err(OvsdbError::Broken(format!("no answer to a probe for {silent} s")));
                 }
                 Err(_) => {
-                    self.is_probed = true;
+                    (self.is_probed, self.silent_since) = (true, Instant::now());
                     self.send(&json!({"method": "echo", "params": [], "id": "echo"})).await?;
                 }
             }
@@ -293,6 +305,7 @@ impl OvsdbSession {
                 let message = parser::json(&self.received[..length]);
                 self.received.drain(..length);
                 self.scanner = MessageScanner::default();
+                (self.is_probed, self.silent_since) = (false, Instant::now());
                 return message.map_err(|error| OvsdbError::Unexpected(format!("no JSON: {error}")));
             }
             if self.received.len() > MESSAGE_BYTES {
@@ -497,6 +510,11 @@ impl<'a> TableRow<'a> {
         self.0.get(column).and_then(Value::as_str).unwrap_or_default()
     }
 
+    /// The number in a column; `None` without one.
+    pub(super) fn integer(self, column: &str) -> Option<i64> {
+        self.0.get(column).and_then(Value::as_i64)
+    }
+
     /// The text of a key in `external_ids`; `None` without one.
     pub(super) fn external_id(self, key: &str) -> Option<&'a str> {
         let pairs = self.0.get("external_ids").into_iter().flat_map(pairs_of);
@@ -514,11 +532,12 @@ impl<'a> TableRow<'a> {
 mod tests {
     use super::{
         MESSAGE_BYTES, MessageScanner, MonitoredTables, OvsdbError, OvsdbRemote, OvsdbSession, ROWS,
-        TableRows,
+        SILENT_FOR, TableRows,
     };
     use serde_json::{Value, json};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{UnixListener, UnixStream};
+    use tokio::time::Instant;
 
     #[test]
     fn remotes_have_three_kinds() {
@@ -633,7 +652,7 @@ mod tests {
         };
         let (answer, ()) = tokio::join!(session.call("get_schema", json!(["db"])), serving);
         assert_eq!(answer.expect("an answer")["name"], "db");
-        let update = session.update().await.expect("an update");
+        let update = session.update(None).await.expect("a connection").expect("an update");
         assert_eq!((&*update.monitor, update.transaction.as_deref()), ("ports", Some("t1")));
     }
 
@@ -659,7 +678,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_silent_server_is_probed_and_then_given_up() {
         let (mut session, mut server) = session().await;
-        let error = session.update().await.err().expect("no server is silent that long");
+        let due = Instant::now() + SILENT_FOR / 2;
+        assert!(session.update(Some(due)).await.expect("a connection").is_none() && Instant::now() == due);
+        let error = session.update(None).await.err().expect("no server is silent that long");
         assert!(matches!(&error, OvsdbError::Broken(_)), "{error}");
         assert_eq!(request(&mut server).await["method"], "echo");
     }
@@ -675,7 +696,7 @@ mod tests {
                 }
             }
         });
-        let error = session.update().await.err().expect("too long");
+        let error = session.update(None).await.err().expect("too long");
         assert!(error.to_string().contains("bytes in a message"), "{error}");
         drop(session);
         flood.await.expect("no panic");

@@ -11,10 +11,11 @@ use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 
-use super::health::{OpenstackHealth, OpenstackPeer};
+use super::health::{LISTED_BY, OpenstackHealth, OpenstackPeer};
 use super::nova::NovaClient;
 use super::ovsdb::{MonitorUpdate, MonitoredTables, OvsdbError, OvsdbRemote, OvsdbSession};
 use super::ports::{self, LocalPort, NodeInstance, PortBinding};
+use super::presence::{self, NeutronPresence};
 use super::tls::TlsClient;
 use super::{OpenstackOptions, TlsFiles};
 use crate::check::Check;
@@ -39,6 +40,8 @@ const LOCAL: &str = "Open_vSwitch";
 const SOUTHBOUND: &str = "OVN_Southbound";
 /// The name of the monitor of whether a server is in contact with its cluster.
 const CLUSTER: &str = "cluster";
+/// The name of the monitor of what Neutron reads of this agent.
+const PRESENCE: &str = "presence";
 /// The columns of a binding that may name a chassis: where a port is, where it is while it migrates, and where it shall
 /// be. Older schemas lack some.
 const CHASSIS_COLUMNS: [&str; 4] =
@@ -104,7 +107,7 @@ impl Source for OpenstackSource {
     }
 
     fn try_read(&self) -> Result<(), FeedError> {
-        let probed = NodeProbe::of(&self.options);
+        let probed = NodeProbe::of(&OpenstackOptions { listed: false, ..self.options.clone() });
         let away = probed.ovsdb.err().or_else(|| {
             // One server of a cluster is enough. While ovn-controller is stopped there is no chassis, and no binding.
             let is_there = probed.southbound.iter().any(|(_, found)| found == &Ok(true));
@@ -162,13 +165,17 @@ struct NodeProbe {
     ovsdb: Result<LocalView, String>,
     /// Each server of the southbound database, with whether it knows the chassis. Empty if the local OVSDB names none.
     southbound: Vec<(String, Result<bool, String>)>,
+    /// What the first server that knows the chassis says to a write that is taken back, unless none is wanted.
+    listed: Option<Result<(), String>>,
 }
 
 impl NodeProbe {
     fn of(options: &OpenstackOptions) -> Self {
         let node = match NodeFollower::new(options, Arc::new(OpenstackHealth::new())) {
             Ok(node) => node,
-            Err(error) => return Self { ovsdb: Err(error.to_string()), southbound: Vec::new() },
+            Err(error) => {
+                return Self { ovsdb: Err(error.to_string()), southbound: Vec::new(), listed: None };
+            }
         };
         let ovsdb = probe(async {
             let mut tables = MonitoredTables::default();
@@ -177,15 +184,21 @@ impl NodeProbe {
         });
         let servers =
             ovsdb.iter().flat_map(|view| view.target.remotes.iter().map(move |remote| (view, remote)));
+        let mut listed = None;
         let southbound = servers.enumerate().map(|(number, (view, remote))| {
             let found = probe(async {
                 let opened = node.open_southbound(&view.target, number).await;
-                Ok(!opened.map_err(|error| error.to_string())?.chassis.uuids("Chassis").is_empty())
+                let mut opened = opened.map_err(|error| error.to_string())?;
+                let is_known = !opened.chassis.uuids("Chassis").is_empty();
+                if is_known && options.listed && listed.is_none() {
+                    listed = Some(opened.try_to_register().await);
+                }
+                Ok(is_known)
             });
             (remote.to_string(), found)
         });
         let southbound = southbound.collect();
-        Self { ovsdb, southbound }
+        Self { ovsdb, southbound, listed }
     }
 
     fn checks(self, options: &OpenstackOptions, nova: Result<NovaProbe, String>) -> Vec<Check> {
@@ -233,6 +246,15 @@ impl NodeProbe {
                 reason,
                 "OVN's southbound database, as ovn-controller uses it",
                 "Set `openstack.southbound`, and for `ssl:` the files of `openstack.tls`",
+            ),
+        }));
+        checks.extend(self.listed.map(|listed| match listed {
+            Ok(()) => Check::ok("openstack.listed", "`openstack network agent list` can show this agent"),
+            Err(reason) => Check::warn(
+                "openstack.listed",
+                reason,
+                "a southbound database in which this node may write `external_ids` of its Chassis_Private",
+                format!("Guests are served without it. For `openstack network agent list` {LISTED_BY}"),
             ),
         }));
         checks.push(match nova {
@@ -289,6 +311,8 @@ struct LocalView {
 struct SouthboundTarget {
     remotes: Vec<OvsdbRemote>,
     chassis: String,
+    /// The integration bridge.
+    bridge: String,
 }
 
 /// Follows the databases, and connects again whenever a connection ends.
@@ -343,7 +367,9 @@ impl<'a> NodeFollower<'a> {
                 }
                 Err(reason) => self.health.on_failure(OpenstackPeer::Ovsdb, reason),
             }
-            tables.apply(session.update().await?)?;
+            if let Some(update) = session.update(None).await? {
+                tables.apply(update)?;
+            }
         }
     }
 
@@ -374,7 +400,8 @@ impl<'a> NodeFollower<'a> {
             .ok_or_else(|| lacks("system-id"))?;
         let remotes = self.options.southbound.clone().or_else(|| of_node("ovn-remote"));
         let remotes = OvsdbRemote::list(&remotes.ok_or_else(|| lacks("ovn-remote"))?)?;
-        let target = SouthboundTarget { remotes, chassis };
+        let bridge = of_node("ovn-bridge").unwrap_or_else(|| "br-int".into());
+        let target = SouthboundTarget { remotes, chassis, bridge };
         Ok(LocalView { target, ports: ports::local_ports(tables) })
     }
 
@@ -422,6 +449,10 @@ impl<'a> NodeFollower<'a> {
         let columns = session.columns.clone();
         pauses.reset();
         self.health.on_answer(OpenstackPeer::Southbound);
+        self.health.set_unlisted(None);
+        if self.options.listed {
+            session.follow_presence().await?;
+        }
         loop {
             let uuids: Vec<String> =
                 session.chassis.uuids("Chassis").into_iter().map(str::to_owned).collect();
@@ -438,7 +469,7 @@ impl<'a> NodeFollower<'a> {
                 tables.begin(session.ovsdb.monitor(SOUTHBOUND, "ports", &wanted, None).await?)?;
                 bound.send_replace(Some(ports::bindings(&tables, &uuids)));
                 loop {
-                    let update = session.update().await?;
+                    let update = session.update(&self.health).await?;
                     if update.monitor != "ports" {
                         session.chassis.apply(update)?;
                         break;
@@ -450,7 +481,7 @@ impl<'a> NodeFollower<'a> {
             } else {
                 // No chassis is no binding, and every record stays.
                 bound.send_if_modified(|known| known.is_none() && known.replace(BTreeMap::new()).is_none());
-                let update = session.update().await?;
+                let update = session.update(&self.health).await?;
                 session.chassis.apply(update)?;
             }
         }
@@ -482,7 +513,9 @@ impl<'a> NodeFollower<'a> {
         let wanted = json!({"Chassis": [{"columns": ["name"], "where": [["name", "==", target.chassis]]}]});
         let mut chassis = MonitoredTables::default();
         chassis.begin(session.monitor(SOUTHBOUND, "chassis", &wanted, None).await?)?;
-        let opened = SouthboundSession { ovsdb: session, remote, cluster, chassis, columns };
+        let has_presence = schema["tables"][presence::TABLE] != Value::Null;
+        let presence = has_presence.then(|| NeutronPresence::new(&target.chassis, &target.bridge));
+        let opened = SouthboundSession { ovsdb: session, remote, cluster, chassis, columns, presence };
         opened.check_cluster()?;
         Ok(opened)
     }
@@ -503,21 +536,66 @@ struct SouthboundSession {
     chassis: MonitoredTables,
     /// The columns of bindings that name a chassis.
     columns: Vec<&'static str>,
+    /// What Neutron reads of this agent; `None` on databases that are too old for it.
+    presence: Option<NeutronPresence>,
 }
 
 impl SouthboundSession {
-    /// Waits for the next change of the southbound database.
-    async fn update(&mut self) -> Result<MonitorUpdate, OvsdbError> {
+    /// Waits for the next change of the southbound database, and meanwhile shows Neutron that the agent is there.
+    async fn update(&mut self, health: &OpenstackHealth) -> Result<MonitorUpdate, OvsdbError> {
         loop {
-            let update = self.ovsdb.update().await?;
-            if update.monitor != CLUSTER {
-                return Ok(update);
+            let due = self.presence.as_ref().and_then(NeutronPresence::due);
+            let Some(update) = self.ovsdb.update(due).await? else {
+                health.set_unlisted(self.register(&[]).await?);
+                continue;
+            };
+            match (&*update.monitor, &mut self.cluster, &mut self.presence) {
+                (CLUSTER, Some(cluster), _) => {
+                    cluster.apply(update)?;
+                    self.check_cluster()?;
+                }
+                (PRESENCE, _, Some(presence)) => presence.apply(update)?,
+                _ => return Ok(update),
             }
-            if let Some(cluster) = &mut self.cluster {
-                cluster.apply(update)?;
-            }
-            self.check_cluster()?;
         }
+    }
+
+    /// Begins to follow what Neutron reads of this agent.
+    async fn follow_presence(&mut self) -> Result<(), OvsdbError> {
+        let Some(presence) = &mut self.presence else { return Ok(()) };
+        let start = self.ovsdb.monitor(SOUTHBOUND, PRESENCE, &presence.wanted(), None).await?;
+        presence.begin(start)
+    }
+
+    /// Writes what Neutron reads of this agent, followed by other operations. Returns why it cannot be written, which is
+    /// no fault of the connection.
+    async fn register(&mut self, then: &[Value]) -> Result<Option<String>, OvsdbError> {
+        let Some(presence) = &mut self.presence else {
+            return Ok(Some(format!(
+                "the southbound database has no {}, as before OVN 20.09",
+                presence::TABLE
+            )));
+        };
+        let transaction = [json!(SOUTHBOUND)].into_iter().chain(presence.transaction());
+        let transaction: Vec<_> = transaction.chain(then.iter().cloned()).collect();
+        match self.ovsdb.call("transact", transaction.into()).await {
+            Ok(results) => {
+                let details = &results[0]["details"];
+                Ok(results[0]["error"]
+                    .as_str()
+                    .map(|error| format!("{error}: {}", details.as_str().unwrap_or_default())))
+            }
+            Err(error @ (OvsdbError::Late { .. } | OvsdbError::Refused { .. })) => {
+                Ok(Some(error.to_string()))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Asks whether the row may be written, and writes nothing.
+    async fn try_to_register(&mut self) -> Result<(), String> {
+        let refusal = self.register(&[json!({"op": "abort"})]).await.map_err(|error| error.to_string())?;
+        refusal.map_or(Ok(()), Err)
     }
 
     fn check_cluster(&self) -> Result<(), OvsdbError> {
