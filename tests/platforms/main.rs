@@ -4,3 +4,4 @@ mod libvirt;
 mod openstack;
 mod proxmox;
 mod recipes;
+mod without_ovn;

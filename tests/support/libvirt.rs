@@ -140,6 +140,13 @@ impl Libvirt {
         self.room.path()
     }
 
+    /// The directory of the daemon's running domains, which is in its own mount namespace.
+    #[must_use]
+    pub fn running(&self) -> PathBuf {
+        let root = format!("/proc/{}/root", self.child.id());
+        Path::new(&root).join(metadata_feed::libvirt::RUNNING.trim_start_matches('/'))
+    }
+
     /// Runs `virsh` and returns its output.
     ///
     /// # Errors

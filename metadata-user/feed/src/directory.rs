@@ -29,7 +29,7 @@ use metadata_common::printable::counted;
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 use tracing::debug;
-use watch::{DirectoryChanges, DirectoryWatch};
+pub(crate) use watch::{DirectoryChanges, DirectoryWatch};
 
 use super::publisher::{MemoryFreed, Publisher};
 use super::source::{Source, SourceContext, SourceTask};

@@ -19,6 +19,7 @@
 pub mod domain;
 pub mod hook;
 pub mod instance;
+pub mod nova;
 
 #[cfg(test)]
 mod tests;
@@ -47,6 +48,9 @@ pub const HOOKS: &str = "/etc/libvirt/hooks/qemu.d";
 
 /// Default directory of files with parts of records.
 pub const DEFAULT_FILES: &str = "/etc/xdp-imds/libvirt";
+
+/// Where libvirt keeps what it knows of each running domain of QEMU (`stateDir` in src/qemu/qemu_conf.c).
+pub const RUNNING: &str = "/run/libvirt/qemu";
 
 /// Most bytes of a domain's XML. libvirt's protocol carries 4 MiB (REMOTE_STRING_MAX in src/remote/remote_protocol.x),
 /// and libvirt then formats the XML anew.

@@ -1,16 +1,19 @@
-//! The feed of an OpenStack compute node: one record for each instance on it, from OVS and OVN; its answers are Nova's.
+//! The feed of an OpenStack compute node: one record for each instance on it, from OVS and OVN, or from libvirt; its
+//! answers are Nova's.
 //!
 //! ```text
 //!  local OVSDB: Interface ──────┐
 //!                               ├─► ports ─► record (whose NICs, which project) ─► agent
-//!  OVN southbound: Port_Binding ┘                                                   │
+//!  OVN southbound: Port_Binding ┤                                                   │
+//!  or libvirt's running domains ┘                                                   │
 //!  Nova's metadata API ◄── nova: signed requests ◄── orders ── what guests ask ◄────┘
 //! ```
 //!
 //! Nothing above the node changes: Neutron and Nova do as with Neutron's metadata agents, whose part this agent takes.
 //! A record says only which ports are whose. What its guest asks is asked of Nova, as instance and project that the two
-//! databases name; no byte of the request decides that.
+//! databases, or libvirt, name; no byte of the request decides that.
 
+pub mod domains;
 pub mod health;
 pub mod import;
 pub mod nova;
@@ -27,18 +30,36 @@ use metadata_content::record::Dialect;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
+use crate::libvirt::RUNNING;
+
 /// Default of `openstack.nova.secret`.
 pub const DEFAULT_SECRET: &str = "/etc/xdp-imds/nova-secret";
 /// Default of `openstack.ovsdb`.
 pub const DEFAULT_OVSDB: &str = "unix:/run/openvswitch/db.sock";
 
-/// How the agent finds and serves the instances of an OpenStack compute node with OVN.
+/// Where the agent finds the instances of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InstanceOrigin {
+    /// The local OVSDB and OVN's southbound database.
+    #[default]
+    Ovn,
+    /// libvirt's running domains, where Neutron uses ML2/OVS or Linux bridges.
+    Libvirt,
+}
+
+/// How the agent finds and serves the instances of an OpenStack compute node.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OpenstackOptions {
     /// Nova's metadata API, which answers the guests.
     pub nova: NovaOptions,
-    /// The local OVSDB, which has the node's ports: `unix:PATH` or `tcp:HOST:PORT`.
+    /// Where instances are found: `ovn`, the default, or `libvirt` where Neutron uses ML2/OVS or Linux bridges without
+    /// OVN. With `libvirt`, Nova must be Wallaby (23.0) or later.
+    pub instances: InstanceOrigin,
+    /// With `instances: libvirt`: the directory in which libvirt keeps what it knows of each running domain.
+    pub domains: PathBuf,
+    /// The local OVSDB, which has the node's ports: `unix:PATH` or `tcp:HOST:PORT`. It and the next three are of OVN.
     pub ovsdb: String,
     /// Servers of OVN's southbound database, separated by commas: `tcp:HOST:PORT` or `ssl:HOST:PORT`. Default:
     /// what ovn-controller uses, `external_ids:ovn-remote` of the local OVSDB.
@@ -63,6 +84,8 @@ impl Default for OpenstackOptions {
     fn default() -> Self {
         Self {
             nova: NovaOptions::default(),
+            instances: InstanceOrigin::default(),
+            domains: RUNNING.into(),
             ovsdb: DEFAULT_OVSDB.into(),
             southbound: None,
             tls: TlsFiles::default(),
@@ -72,6 +95,26 @@ impl Default for OpenstackOptions {
             region: "local".into(),
             zone: "local-a".into(),
         }
+    }
+}
+
+impl OpenstackOptions {
+    /// The first field that has no effect with `instances`, and why.
+    #[must_use]
+    pub fn conflict(&self) -> Option<(&'static str, &'static str)> {
+        let default = Self::default();
+        let of_ovn = [
+            ("openstack.ovsdb", self.ovsdb != default.ovsdb),
+            ("openstack.southbound", self.southbound.is_some()),
+            ("openstack.tls", self.tls != default.tls),
+            ("openstack.chassis", self.chassis.is_some()),
+        ];
+        let of_libvirt = [("openstack.domains", self.domains != default.domains)];
+        let (fields, why): (&[_], _) = match self.instances {
+            InstanceOrigin::Ovn => (&of_libvirt, "nothing, or `instances: libvirt` beside it"),
+            InstanceOrigin::Libvirt => (&of_ovn, "nothing, because `instances: libvirt` asks no database"),
+        };
+        fields.iter().find(|(_, is_set)| *is_set).map(|(field, _)| (*field, why))
     }
 }
 

@@ -7,6 +7,7 @@ use metadata_content::record::ServeLimits;
 use metadata_datapath::sandbox;
 use metadata_feed::memory_budget;
 use metadata_feed::memory_budget::{WORKER_BYTES, cgroup};
+use metadata_feed::openstack::OpenstackOptions;
 use metadata_feed::registry::MAX_RECORDS;
 use metadata_signer::jwt::{LIFETIME_LEAST, LIFETIME_MOST};
 use metadata_signer::{Algorithm, CertificateFiles};
@@ -259,6 +260,9 @@ impl Config {
         self.validate_addresses()?;
         if let Some(identity) = &self.identity {
             identity.validate()?;
+        }
+        if let Some((field, expected)) = self.openstack.as_ref().and_then(OpenstackOptions::conflict) {
+            return value(field, expected.into(), "a value".into());
         }
         if self.limits.frames_per_second > 0 && self.limits.burst == 0 {
             return value("limits.burst", "at least 1 when frames_per_second is set".into(), "0".into());

@@ -1,5 +1,6 @@
 use metadata_common::addresses;
 use metadata_steer::PortLimits;
+#[cfg(feature = "kubevirt")]
 use serde_json::Value;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -151,6 +152,7 @@ fn values_out_of_range_are_refused_by_field() {
 }
 
 /// The JSON pointers (RFC 6901) to all numbers of a document.
+#[cfg(feature = "kubevirt")]
 fn numbers(document: &Value, at: String) -> Vec<String> {
     match document {
         Value::Number(_) => vec![at],
@@ -192,4 +194,31 @@ fn each_number_has_a_bound_that_the_error_says() {
         });
         assert!(error.contains(&field) && bound, "{field}: {error}");
     }
+}
+
+#[test]
+fn settings_of_openstack_that_exclude_each_other_are_refused() {
+    for (text, refused) in [
+        ("{}", None),
+        ("{southbound: 'tcp:10.0.0.1:6642', chassis: n1}", None),
+        ("{instances: libvirt}", None),
+        ("{instances: libvirt, domains: /run/elsewhere}", None),
+        ("{domains: /run/elsewhere}", Some("openstack.domains: expected nothing, or `instances: libvirt`")),
+        ("{instances: libvirt, ovsdb: 'tcp:10.0.0.1:6640'}", Some("openstack.ovsdb: expected nothing")),
+        (
+            "{instances: libvirt, southbound: 'tcp:10.0.0.1:6642'}",
+            Some("openstack.southbound: expected nothing"),
+        ),
+        ("{instances: libvirt, tls: {ca: /ca.pem}}", Some("openstack.tls: expected nothing")),
+        ("{instances: libvirt, chassis: n1}", Some("asks no database")),
+    ] {
+        let config = Config::parse(&format!("openstack: {text}\n")).expect(text);
+        let found = config.validate().err().map(|error| error.to_string());
+        let is_as_expected = match (&found, refused) {
+            (Some(found), Some(words)) => found.contains(words),
+            (found, refused) => found.is_none() && refused.is_none(),
+        };
+        assert!(is_as_expected, "{text}: {found:?}");
+    }
+    assert!(Config::parse("openstack: {instances: ovs}\n").is_err());
 }

@@ -18,10 +18,11 @@ pub struct OpenstackArgs {
 enum Verb {
     /// Print the section `openstack` of the configuration that does as Neutron's metadata agent does.
     ///
-    /// Reads ovn_agent.ini, neutron_ovn_metadata_agent.ini and metadata_agent.ini. Writes the secret to a file of mode
-    /// 0600, and never prints it. A file with another secret stays.
+    /// Reads ovn_agent.ini, neutron_ovn_metadata_agent.ini and metadata_agent.ini. If none of them is about OVN, and
+    /// openvswitch_agent.ini or linuxbridge_agent.ini is there too, instances come from libvirt. Writes the secret to
+    /// a file of mode 0600, and never prints it. A file with another secret stays.
     Import {
-        /// Neutron's files; later ones override earlier ones [default: those of them in /etc/neutron].
+        /// Neutron's files; later ones override earlier ones [default: those of them below /etc/neutron].
         #[arg(value_name = "FILE")]
         files: Vec<PathBuf>,
         /// The file for the secret.
@@ -39,7 +40,11 @@ impl OpenstackArgs {
         let Verb::Import { mut files, secret } = self.verb;
         if files.is_empty() {
             files = FILES.iter().map(PathBuf::from).filter(|path| path.exists()).collect();
-            ensure!(!files.is_empty(), "expected one of {}, found none: name the files", FILES.join(", "));
+            ensure!(
+                !files.is_empty(),
+                "expected one of {}, found none: name the files, such as the metadata_agent.ini of a network node",
+                FILES.join(", ")
+            );
         }
         let mut settings = NeutronSettings::read(&files).context("reading Neutron's configuration")?;
         settings.set_secret_file(secret.clone());

@@ -28,13 +28,13 @@ const KUBERNETES_DATA: &str = "..data";
 
 /// Changes in a directory.
 #[derive(Debug, Default)]
-pub(super) struct DirectoryChanges {
+pub(crate) struct DirectoryChanges {
     /// Names that were written, renamed or deleted.
-    pub(super) names: BTreeSet<String>,
+    pub(crate) names: BTreeSet<String>,
     /// Set if anything may have changed.
-    pub(super) all: bool,
+    pub(crate) all: bool,
     /// Set if the directory itself has gone.
-    pub(super) gone: bool,
+    pub(crate) gone: bool,
 }
 
 impl DirectoryChanges {
@@ -43,7 +43,7 @@ impl DirectoryChanges {
     }
 }
 
-pub(super) struct DirectoryWatch {
+pub(crate) struct DirectoryWatch {
     dir: PathBuf,
     events: EventStream<Vec<u8>>,
     root: WatchDescriptor,
@@ -57,7 +57,7 @@ pub(super) struct DirectoryWatch {
 
 impl DirectoryWatch {
     /// Starts watching. The caller opens the watch before it reads the directory, so that it misses no change.
-    pub(super) fn open(dir: &Path) -> Result<Self, FeedError> {
+    pub(crate) fn open(dir: &Path) -> Result<Self, FeedError> {
         let unwatched = |error| io_error(dir, WATCHED, error);
         let inotify = Inotify::init().map_err(unwatched)?;
         let root = inotify.watches().add(dir, mask()).map_err(unwatched)?;
@@ -89,7 +89,7 @@ impl DirectoryWatch {
     }
 
     /// Waits for a change, then gathers changes for `settle`. A cancelled wait loses none.
-    pub(super) async fn changed(&mut self, settle: Duration) -> Result<DirectoryChanges, FeedError> {
+    pub(crate) async fn changed(&mut self, settle: Duration) -> Result<DirectoryChanges, FeedError> {
         while self.gathered.is_empty() {
             let event = self.events.next().await;
             self.take(event)?;

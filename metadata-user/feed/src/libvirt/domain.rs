@@ -82,16 +82,7 @@ impl LibvirtDomain {
         let document = document(text(bytes)?)?;
         let domain = document.root_element();
         let (name, uuid) = identity(domain)?;
-        let mut interfaces = Vec::new();
-        let mut skipped = Vec::new();
-        let devices = child(domain, "devices");
-        let found = devices.iter().flat_map(|devices| children(*devices, "interface"));
-        for (index, node) in found.enumerate() {
-            match interface(index, node, taps) {
-                Ok(interface) => interfaces.push(interface),
-                Err(other) => skipped.push(other),
-            }
-        }
+        let (interfaces, skipped) = interfaces(domain, taps);
         Ok(Self {
             name,
             uuid,
@@ -162,7 +153,7 @@ impl TapInterface {
     }
 }
 
-fn text(bytes: &[u8]) -> Result<&str, LibvirtError> {
+pub(super) fn text(bytes: &[u8]) -> Result<&str, LibvirtError> {
     if bytes.len() > XML_BYTES {
         return Err(xml(format_args!("at most {XML_BYTES} bytes"), "more"));
     }
@@ -171,7 +162,7 @@ fn text(bytes: &[u8]) -> Result<&str, LibvirtError> {
 }
 
 /// Parses without document types, so that only XML's five predefined entities exist.
-fn document(text: &str) -> Result<Document<'_>, LibvirtError> {
+pub(super) fn document(text: &str) -> Result<Document<'_>, LibvirtError> {
     // The parser copies the namespaces in scope for each element that declares one.
     if text.matches("xmlns").take(XML_NAMESPACES + 1).count() > XML_NAMESPACES {
         return Err(xml(format_args!("at most {XML_NAMESPACES} namespaces"), "more"));
@@ -182,7 +173,7 @@ fn document(text: &str) -> Result<Document<'_>, LibvirtError> {
 }
 
 /// The name and the UUID.
-fn identity(domain: Node<'_, '_>) -> Result<(String, String), LibvirtError> {
+pub(super) fn identity(domain: Node<'_, '_>) -> Result<(String, String), LibvirtError> {
     if !domain.has_tag_name("domain") {
         return Err(xml("a <domain>", format_args!("<{}>", shown(domain.tag_name().name()))));
     }
@@ -193,6 +184,20 @@ fn identity(domain: Node<'_, '_>) -> Result<(String, String), LibvirtError> {
         return Err(xml("a UUID in <uuid>", shown(&uuid)));
     }
     Ok((name.to_owned(), uuid))
+}
+
+/// The interfaces with taps, and the others.
+pub(super) fn interfaces(domain: Node<'_, '_>, taps: TapNames) -> (Vec<TapInterface>, Vec<SkippedInterface>) {
+    let (mut interfaces, mut skipped) = (Vec::new(), Vec::new());
+    let devices = child(domain, "devices");
+    let found = devices.iter().flat_map(|devices| children(*devices, "interface"));
+    for (index, node) in found.enumerate() {
+        match interface(index, node, taps) {
+            Ok(interface) => interfaces.push(interface),
+            Err(other) => skipped.push(other),
+        }
+    }
+    (interfaces, skipped)
 }
 
 fn interface(index: usize, node: Node<'_, '_>, taps: TapNames) -> Result<TapInterface, SkippedInterface> {
@@ -258,16 +263,16 @@ fn ours<'a, 'i>(domain: Node<'a, 'i>) -> Result<Option<Node<'a, 'i>>, LibvirtErr
     }
 }
 
-fn xml(expected: impl ToString, found: impl ToString) -> LibvirtError {
+pub(super) fn xml(expected: impl ToString, found: impl ToString) -> LibvirtError {
     LibvirtError::Xml { expected: expected.to_string(), found: found.to_string() }
 }
 
 /// The first child of this name; libvirt's own elements have no namespace.
-fn child<'a, 'i>(node: Node<'a, 'i>, name: &'a str) -> Option<Node<'a, 'i>> {
+pub(super) fn child<'a, 'i>(node: Node<'a, 'i>, name: &'a str) -> Option<Node<'a, 'i>> {
     node.children().find(|child| child.has_tag_name(name))
 }
 
-fn children<'a, 'i>(node: Node<'a, 'i>, name: &'a str) -> impl Iterator<Item = Node<'a, 'i>> {
+pub(super) fn children<'a, 'i>(node: Node<'a, 'i>, name: &'a str) -> impl Iterator<Item = Node<'a, 'i>> {
     node.children().filter(move |child| child.has_tag_name(name))
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::OpenstackOptions;
+use super::{InstanceOrigin, OpenstackOptions};
 use crate::source::{FailureStreak, SourceHealth};
 
 /// What lets Neutron list this agent.
@@ -19,17 +19,30 @@ pub enum OpenstackPeer {
     Ovsdb,
     /// OVN's southbound database.
     Southbound,
+    /// libvirt's directory of running domains.
+    Libvirt,
     /// Nova's metadata API.
     Nova,
 }
 
 impl OpenstackPeer {
-    const ALL: [Self; 3] = [Self::Ovsdb, Self::Southbound, Self::Nova];
+    const ALL: [Self; 4] = [Self::Ovsdb, Self::Southbound, Self::Libvirt, Self::Nova];
+
+    /// Those that a node depends on.
+    fn of(options: &OpenstackOptions) -> impl Iterator<Item = Self> {
+        let origin = options.instances;
+        Self::ALL.into_iter().filter(move |peer| match peer {
+            Self::Ovsdb | Self::Southbound => origin == InstanceOrigin::Ovn,
+            Self::Libvirt => origin == InstanceOrigin::Libvirt,
+            Self::Nova => true,
+        })
+    }
 
     fn name(self) -> &'static str {
         match self {
             Self::Ovsdb => "ovsdb",
             Self::Southbound => "southbound",
+            Self::Libvirt => "libvirt",
             Self::Nova => "nova",
         }
     }
@@ -134,10 +147,13 @@ impl OpenstackHealth {
     pub fn report(&self, options: &OpenstackOptions, refused: u64, now: Instant) -> SourceHealth {
         let ago = |then: Instant| now.saturating_duration_since(then).as_secs_f64();
         let state = self.lock();
-        let OpenstackOptions { nova, ovsdb, southbound, .. } = options;
+        let OpenstackOptions { nova, ovsdb, southbound, domains, .. } = options;
+        let domains = domains.display();
         let southbound = southbound.as_deref().unwrap_or("the server of `ovn-remote`");
         let mut problems = Vec::new();
-        for (peer, PeerState { failing, .. }) in OpenstackPeer::ALL.into_iter().zip(&state.peers) {
+        let peers: Vec<_> =
+            OpenstackPeer::of(options).map(|peer| (peer, &state.peers[peer as usize])).collect();
+        for (peer, PeerState { failing, .. }) in &peers {
             let Some((since, reason)) = failing else { continue };
             let since = ago(*since);
             problems.push(match peer {
@@ -148,6 +164,10 @@ impl OpenstackHealth {
                 OpenstackPeer::Southbound => format!(
                     "OVN's southbound database, {southbound}, has been away for {since:.0} s: {reason}; known instances \
                      are served, and new ones wait: see `ovn-appctl -t ovn-controller connection-status`"
+                ),
+                OpenstackPeer::Libvirt => format!(
+                    "libvirt's running domains, {domains}, have not been readable for {since:.0} s: {reason}; instances \
+                     stay as they are: see `systemctl status libvirtd virtqemud`"
                 ),
                 OpenstackPeer::Nova => format!(
                     "Nova's metadata API, {}, has not answered for {since:.0} s: {reason}; guests get what is kept for \
@@ -175,16 +195,19 @@ impl OpenstackHealth {
             )
         }));
         // The last of all first answers.
-        let answered = state.peers.iter().map(|peer| peer.answered).min().flatten();
-        let failing = OpenstackPeer::ALL.into_iter().zip(&state.peers).find_map(|(peer, state)| {
+        let answered = peers.iter().map(|(_, state)| state.answered).min().flatten();
+        let failing = peers.iter().find_map(|(peer, state)| {
             let (since, reason) = state.failing.as_ref()?;
             Some(FailureStreak { since: ago(*since), kind: peer.name().to_owned(), reason: reason.clone() })
         });
-        let failures = OpenstackPeer::ALL.into_iter().zip(&state.peers);
-        let failures = failures.map(|(peer, state)| (peer.name().to_owned(), state.failures));
+        let failures = peers.iter().map(|(peer, state)| (peer.name().to_owned(), state.failures));
         let failures: BTreeMap<_, _> = failures.chain([("crowded".to_owned(), refused)]).collect();
+        let reads = match options.instances {
+            InstanceOrigin::Ovn => format!("{ovsdb}, {southbound} and {}", nova.url),
+            InstanceOrigin::Libvirt => format!("{domains} and {}", nova.url),
+        };
         SourceHealth {
-            reads: format!("{ovsdb}, {southbound} and {}", nova.url),
+            reads,
             asked_for: ago(self.since),
             answered: answered.map(ago),
             failing,
@@ -198,20 +221,25 @@ impl OpenstackHealth {
 #[cfg(test)]
 mod tests {
     use super::{OpenstackHealth, OpenstackPeer};
-    use crate::openstack::OpenstackOptions;
+    use crate::openstack::{InstanceOrigin, OpenstackOptions};
     use metadata_content::http::StatusCode;
     use std::time::Instant;
 
     #[test]
     fn each_problem_names_who_is_away_and_what_to_look_at() {
         type Case = (&'static str, fn(&OpenstackHealth), &'static [&'static str]);
-        let cases: [Case; 7] = [
+        let cases: [Case; 8] = [
             ("nothing", |_| {}, &[]),
             ("OVSDB", |health| health.on_failure(OpenstackPeer::Ovsdb, "no".into()), &["openvswitch", "no"]),
             (
                 "southbound",
                 |health| health.on_failure(OpenstackPeer::Southbound, "no".into()),
                 &["ovn-remote", "new ones wait"],
+            ),
+            (
+                "libvirt",
+                |health| health.on_failure(OpenstackPeer::Libvirt, "no".into()),
+                &["/run/libvirt/qemu", "virtqemud"],
             ),
             (
                 "Nova",
@@ -237,7 +265,9 @@ mod tests {
         for (what, change, words) in cases {
             let health = OpenstackHealth::new();
             change(&health);
-            let report = health.report(&OpenstackOptions::default(), 0, Instant::now());
+            let instances = if what == "libvirt" { InstanceOrigin::Libvirt } else { InstanceOrigin::Ovn };
+            let options = OpenstackOptions { instances, ..OpenstackOptions::default() };
+            let report = health.report(&options, 0, Instant::now());
             assert_eq!(report.problems.is_empty(), words.is_empty(), "{what}: {:?}", report.problems);
             let said = report.problems.concat();
             assert!(words.iter().all(|word| said.contains(word)), "{what}: {said}");

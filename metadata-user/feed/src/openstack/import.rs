@@ -5,15 +5,20 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use super::{DEFAULT_OVSDB, DEFAULT_SECRET, NovaOptions, OpenstackOptions, TlsFiles};
+use super::{DEFAULT_OVSDB, DEFAULT_SECRET, InstanceOrigin, NovaOptions, OpenstackOptions, TlsFiles};
 use crate::state::private_file;
 
-/// Where Neutron's packages put them: those of the OVN agent, of the OVN metadata agent, and of the metadata agent.
-pub const FILES: [&str; 3] = [
+/// Where Neutron's packages put them: those of the OVN agent, of the OVN metadata agent, and of the metadata agent; and
+/// those of the agents that connect ports without OVN.
+pub const FILES: [&str; 5] = [
     "/etc/neutron/ovn_agent.ini",
     "/etc/neutron/neutron_ovn_metadata_agent.ini",
     "/etc/neutron/metadata_agent.ini",
+    "/etc/neutron/plugins/ml2/openvswitch_agent.ini",
+    "/etc/neutron/plugins/ml2/linuxbridge_agent.ini",
 ];
+/// The names of the last two.
+const WITHOUT_OVN: [&str; 2] = ["openvswitch_agent.ini", "linuxbridge_agent.ini"];
 /// Most bytes of a file. With all comments of Neutron's samples one has 60 KiB.
 const FILE_BYTES: usize = 1 << 20;
 
@@ -41,10 +46,16 @@ impl NeutronSettings {
             let bytes = bytes.ok_or_else(|| named(io::ErrorKind::NotFound.into()))?;
             values.append(&mut parse(&String::from_utf8_lossy(&bytes)));
         }
-        Ok(Self::of(&values))
+        let names = || files.iter().filter_map(|path| path.file_name()?.to_str());
+        // A node that has moved to OVN may still have the files of its former agents.
+        let has_ovn =
+            names().any(|name| name.contains("ovn")) || values.keys().any(|(section, _)| section == "ovn");
+        let is_without = !has_ovn && names().any(|name| WITHOUT_OVN.contains(&name));
+        let instances = if is_without { InstanceOrigin::Libvirt } else { InstanceOrigin::Ovn };
+        Ok(Self::of(&values, instances))
     }
 
-    fn of(values: &BTreeMap<(String, String), String>) -> Self {
+    fn of(values: &BTreeMap<(String, String), String>, instances: InstanceOrigin) -> Self {
         let get = |section: &str, key: &str| {
             let value = values.get(&(section.to_owned(), key.to_owned()));
             value.map(String::as_str).filter(|value| !value.is_empty())
@@ -63,8 +74,7 @@ impl NeutronSettings {
                 key: file("DEFAULT", "nova_client_priv_key"),
             },
         };
-        let options = OpenstackOptions {
-            nova,
+        let of_ovn = OpenstackOptions {
             ovsdb: ovsdb(get("ovs", "ovsdb_connection")),
             southbound: get("ovn", "ovn_sb_connection").map(str::to_owned),
             tls: TlsFiles {
@@ -74,12 +84,23 @@ impl NeutronSettings {
             },
             ..OpenstackOptions::default()
         };
+        let options = match instances {
+            InstanceOrigin::Ovn => OpenstackOptions { nova, ..of_ovn },
+            InstanceOrigin::Libvirt => OpenstackOptions { nova, instances, ..OpenstackOptions::default() },
+        };
         let secret = get("DEFAULT", "metadata_proxy_shared_secret").map(str::to_owned);
         let mut remarks = Vec::new();
         if secret.is_none() {
             remarks.push(format!(
                 "the files have no metadata_proxy_shared_secret: write that of nova.conf's [neutron] to {DEFAULT_SECRET}"
             ));
+        }
+        if instances == InstanceOrigin::Libvirt && get("DEFAULT", "nova_metadata_host").is_none() {
+            remarks.push(
+                "the files have no nova_metadata_host: name the metadata_agent.ini of a network node too, or set \
+                 openstack.nova.url"
+                    .into(),
+            );
         }
         if get("DEFAULT", "nova_metadata_insecure").is_some_and(is_true) {
             remarks.push(
@@ -164,7 +185,7 @@ fn parse(text: &str) -> BTreeMap<(String, String), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{NeutronSettings, parse};
+    use super::{InstanceOrigin, NeutronSettings, parse};
     use serde_json::json;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
@@ -186,7 +207,7 @@ ovn_sb_ca_cert = /etc/ovn/ca.pem
 
     #[test]
     fn the_section_has_what_neutron_has_and_no_secret() {
-        let settings = NeutronSettings::of(&parse(OVN));
+        let settings = NeutronSettings::of(&parse(OVN), InstanceOrigin::Ovn);
         assert_eq!(
             settings.section(),
             json!({"openstack": {
@@ -196,9 +217,44 @@ ovn_sb_ca_cert = /etc/ovn/ca.pem
             }})
         );
         assert!(settings.remarks.is_empty());
-        let without = NeutronSettings::of(&parse("[DEFAULT]\nnova_metadata_insecure = True\n"));
+        let without =
+            NeutronSettings::of(&parse("[DEFAULT]\nnova_metadata_insecure = True\n"), InstanceOrigin::Ovn);
         assert_eq!(without.section(), json!({"openstack": {}}));
         assert_eq!(without.remarks.len(), 2, "no secret, and no insecure TLS");
+    }
+
+    #[test]
+    fn a_node_without_ovn_has_its_instances_from_libvirt() {
+        const METADATA: &str =
+            "[DEFAULT]\nnova_metadata_host = controller\nmetadata_proxy_shared_secret = s\n";
+        const BRIDGES: &str = "[ovs]\novsdb_connection = tcp:10.0.0.1:6640\n[agent]\ntunnel_types = vxlan\n";
+        let room = tempfile::tempdir().expect("a directory");
+        for (name, text) in [
+            ("metadata_agent.ini", METADATA),
+            ("openvswitch_agent.ini", BRIDGES),
+            ("linuxbridge_agent.ini", "[linux_bridge]\n"),
+            ("ovn_agent.ini", OVN),
+            ("with_ovn.ini", "[ovn]\novn_sb_connection = tcp:10.0.0.1:6642\n"),
+        ] {
+            fs::write(room.path().join(name), text).expect("written");
+        }
+        for (names, is_libvirt) in [
+            (&["metadata_agent.ini", "openvswitch_agent.ini"][..], true),
+            (&["metadata_agent.ini", "linuxbridge_agent.ini"], true),
+            (&["metadata_agent.ini"], false),
+            (&["ovn_agent.ini", "openvswitch_agent.ini"], false),
+            (&["with_ovn.ini", "openvswitch_agent.ini"], false),
+        ] {
+            let files: Vec<_> = names.iter().map(|name| room.path().join(name)).collect();
+            let settings = NeutronSettings::read(&files).expect("files");
+            let section = settings.section();
+            assert_eq!(section["openstack"]["instances"] == "libvirt", is_libvirt, "{names:?}");
+            assert_eq!(settings.options.conflict(), None, "{names:?}");
+            if is_libvirt {
+                let nova = json!({"url": "http://controller:8775"});
+                assert_eq!(section, json!({"openstack": {"instances": "libvirt", "nova": nova}}));
+            }
+        }
     }
 
     #[test]

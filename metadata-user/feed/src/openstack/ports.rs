@@ -66,6 +66,14 @@ pub(super) enum NodeInstance {
     Refused(String),
 }
 
+/// The instances of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct NodeView {
+    pub(super) instances: BTreeMap<String, NodeInstance>,
+    /// Whether all that is needed of the instances has been read.
+    pub(super) is_whole: bool,
+}
+
 /// The ports of instances in the local OVSDB. Others, such as tunnels, and those without a tap, such as vhost-user's, are
 /// left out.
 pub(super) fn local_ports(tables: &MonitoredTables) -> Vec<LocalPort> {
@@ -81,12 +89,17 @@ fn local_port(row: TableRow<'_>) -> Option<LocalPort> {
     let mac = row.external_id("attached-mac")?.parse().ok()?;
     let name = row.text("name");
     let ifname = match name.strip_prefix(HYBRID) {
-        Some(_) => format!("tap{}", id.get(..ID_CHARS)?),
+        Some(_) => tap(id)?,
         None => name.to_owned(),
     };
     let has_tap = !row.text("type").starts_with("dpdk") && is_ifname(&ifname);
     let instance = instance.to_ascii_lowercase();
     (has_tap && is_uuid(&instance)).then(|| LocalPort { id: id.to_owned(), ifname, mac, instance })
+}
+
+/// The name of the tap of a port, if Nova names it.
+pub(super) fn tap(id: &str) -> Option<String> {
+    Some(format!("tap{}", id.get(..ID_CHARS)?))
 }
 
 /// What the southbound database says of the ports of this chassis, by their ids. A chassis that registers anew may have
@@ -146,7 +159,8 @@ pub(super) fn instances(
     of_instance.into_iter().map(described).collect()
 }
 
-fn describe(
+/// The instance with these ports, of which some are bound.
+pub(super) fn describe(
     instance: &str,
     ports: &[&LocalPort],
     bound: &[(&LocalPort, &PortBinding)],

@@ -14,10 +14,10 @@ use tokio::sync::watch;
 use super::health::{LISTED_BY, OpenstackHealth, OpenstackPeer};
 use super::nova::NovaClient;
 use super::ovsdb::{MonitorUpdate, MonitoredTables, OvsdbError, OvsdbRemote, OvsdbSession};
-use super::ports::{self, LocalPort, NodeInstance, PortBinding};
+use super::ports::{self, LocalPort, NodeInstance, NodeView, PortBinding};
 use super::presence::{self, NeutronPresence};
 use super::tls::TlsClient;
-use super::{OpenstackOptions, TlsFiles};
+use super::{InstanceOrigin, OpenstackOptions, TlsFiles, domains};
 use crate::check::Check;
 use crate::publisher::{Closed, Publisher};
 use crate::record_part::open_mode;
@@ -77,20 +77,23 @@ impl Source for OpenstackSource {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner).take();
         Box::pin(async move {
             let nova = Arc::new(NovaClient::new(options.nova.clone(), Arc::clone(&health))?);
-            let node = NodeFollower::new(&options, health)?;
-            let feed = InstanceFeed {
-                options: &options,
-                limits: context.limits,
-                publisher: publisher.clone(),
-                known: BTreeMap::new(),
+            let views = watch::channel(None);
+            let node = match options.instances {
+                InstanceOrigin::Ovn => Some(NodeFollower::new(&options, Arc::clone(&health))?),
+                InstanceOrigin::Libvirt => None,
             };
-            let (local, bound) = (watch::channel(None), watch::channel(None));
+            let feed =
+                InstanceFeed { limits: context.limits, publisher: publisher.clone(), known: BTreeMap::new() };
             tokio::select! {
                 () = publisher.closed() => {}
-                () = node.follow_ports(&local.0) => {}
-                () = node.follow_bindings(local.1.clone(), &bound.0) => {}
+                () = async {
+                    match &node {
+                        Some(node) => node.follow(&views.0).await,
+                        None => domains::follow(options.clone().into(), &health, &views.0).await,
+                    }
+                } => {}
                 // It ends with the receiver of its events.
-                _ = feed.run(local.1.clone(), bound.1) => {}
+                _ = feed.run(views.1) => {}
                 () = async {
                     match orders {
                         Some(orders) => nova.serve(orders, context.wakes).await,
@@ -107,6 +110,9 @@ impl Source for OpenstackSource {
     }
 
     fn try_read(&self) -> Result<(), FeedError> {
+        if self.options.instances == InstanceOrigin::Libvirt {
+            return domains::try_read(&self.options);
+        }
         let probed = NodeProbe::of(&OpenstackOptions { listed: false, ..self.options.clone() });
         let away = probed.ovsdb.err().or_else(|| {
             // One server of a cluster is enough. While ovn-controller is stopped there is no chassis, and no binding.
@@ -125,9 +131,13 @@ impl Source for OpenstackSource {
     }
 
     fn preflight(&self) -> Vec<Check> {
-        let probed = NodeProbe::of(&self.options);
+        let mut checks = match self.options.instances {
+            InstanceOrigin::Ovn => NodeProbe::of(&self.options).checks(&self.options),
+            InstanceOrigin::Libvirt => vec![domains::check(&self.options)],
+        };
         let nova = probe(async { ask_nova(&self.options).await });
-        probed.checks(&self.options, nova)
+        checks.extend(nova_checks(&self.options, nova));
+        checks
     }
 }
 
@@ -158,6 +168,49 @@ async fn ask_nova(options: &OpenstackOptions) -> Result<NovaProbe, String> {
     let status = client.probe().await.map_err(|error| error.reason)?.0;
     let forged = client.probe_with_wrong_signature().await.map_err(|error| error.reason)?.0;
     Ok(NovaProbe { status, forged })
+}
+
+/// Judges what Nova answers, and the file of the secret.
+fn nova_checks(options: &OpenstackOptions, nova: Result<NovaProbe, String>) -> Vec<Check> {
+    let mut checks = vec![match nova {
+        // Nova knows the signature, and no such instance.
+        Ok(NovaProbe { status: 404 | 200, forged: 403 }) => {
+            Check::ok("openstack.nova", format!("{} accepts our signature", options.nova.url))
+        }
+        Ok(NovaProbe { status: 404 | 200, forged }) => Check::fail(
+            "openstack.nova",
+            format!("{} answers {forged} to a wrong signature", options.nova.url),
+            "403, as of Nova's metadata API",
+            NOT_NOVA,
+        ),
+        Ok(NovaProbe { status: 403, .. }) => Check::fail(
+            "openstack.nova",
+            "it refuses our signature (403)",
+            "the secret of `metadata_proxy_shared_secret` of [neutron] in nova.conf",
+            format!("Copy it to {}", options.nova.secret.display()),
+        ),
+        Ok(NovaProbe { status, .. }) => Check::fail(
+            "openstack.nova",
+            format!("the status {status}"),
+            "404 for an instance that does not exist",
+            NOT_NOVA,
+        ),
+        Err(reason) => Check::fail(
+            "openstack.nova",
+            reason,
+            "an answer of Nova's metadata API",
+            "Set `openstack.nova.url`, and see that nova-api-metadata runs and is reachable from here",
+        ),
+    }];
+    checks.extend(open_mode(&options.nova.secret).map(|mode| {
+        Check::warn(
+            "openstack.secret",
+            format!("{}: mode {mode:04o}", options.nova.secret.display()),
+            "a file that only the agent's user reads: whoever has the secret can ask as any instance of the cloud",
+            format!("`chmod 600 {}`", options.nova.secret.display()),
+        )
+    }));
+    checks
 }
 
 /// What the databases say when they are asked once.
@@ -201,7 +254,7 @@ impl NodeProbe {
         Self { ovsdb, southbound, listed }
     }
 
-    fn checks(self, options: &OpenstackOptions, nova: Result<NovaProbe, String>) -> Vec<Check> {
+    fn checks(self, options: &OpenstackOptions) -> Vec<Check> {
         let mut checks = Vec::new();
         let chassis = match &self.ovsdb {
             Ok(view) => {
@@ -257,44 +310,6 @@ impl NodeProbe {
                 format!("Guests are served without it. For `openstack network agent list` {LISTED_BY}"),
             ),
         }));
-        checks.push(match nova {
-            // Nova knows the signature, and no such instance.
-            Ok(NovaProbe { status: 404 | 200, forged: 403 }) => {
-                Check::ok("openstack.nova", format!("{} accepts our signature", options.nova.url))
-            }
-            Ok(NovaProbe { status: 404 | 200, forged }) => Check::fail(
-                "openstack.nova",
-                format!("{} answers {forged} to a wrong signature", options.nova.url),
-                "403, as of Nova's metadata API",
-                NOT_NOVA,
-            ),
-            Ok(NovaProbe { status: 403, .. }) => Check::fail(
-                "openstack.nova",
-                "it refuses our signature (403)",
-                "the secret of `metadata_proxy_shared_secret` of [neutron] in nova.conf",
-                format!("Copy it to {}", options.nova.secret.display()),
-            ),
-            Ok(NovaProbe { status, .. }) => Check::fail(
-                "openstack.nova",
-                format!("the status {status}"),
-                "404 for an instance that does not exist",
-                NOT_NOVA,
-            ),
-            Err(reason) => Check::fail(
-                "openstack.nova",
-                reason,
-                "an answer of Nova's metadata API",
-                "Set `openstack.nova.url`, and see that nova-api-metadata runs and is reachable from here",
-            ),
-        });
-        checks.extend(open_mode(&options.nova.secret).map(|mode| {
-            Check::warn(
-                "openstack.secret",
-                format!("{}: mode {mode:04o}", options.nova.secret.display()),
-                "a file that only the agent's user reads: whoever has the secret can ask as any instance of the cloud",
-                format!("`chmod 600 {}`", options.nova.secret.display()),
-            )
-        }));
         checks
     }
 }
@@ -335,6 +350,40 @@ impl<'a> NodeFollower<'a> {
         let tls = has_tls.then(|| TlsClient::new(&options.tls)).transpose();
         let tls = tls.map_err(|error| wrong(format!("openstack.tls: {error}")))?;
         Ok(Self { options, ovsdb, tls, health })
+    }
+
+    /// Follows the databases, and joins what they say.
+    async fn follow(&self, views: &watch::Sender<Option<NodeView>>) {
+        let (local, bound) = (watch::channel(None), watch::channel(None));
+        tokio::select! {
+            () = self.follow_ports(&local.0) => {}
+            () = self.follow_bindings(local.1.clone(), &bound.0) => {}
+            () = self.join(local.1.clone(), bound.1, views) => {}
+        }
+    }
+
+    async fn join(
+        &self,
+        mut local: watch::Receiver<Option<LocalView>>,
+        mut bound: watch::Receiver<Option<BTreeMap<String, PortBinding>>>,
+        views: &watch::Sender<Option<NodeView>>,
+    ) {
+        let mut last = BTreeMap::new();
+        loop {
+            let view = local.borrow_and_update().clone();
+            let bindings = bound.borrow_and_update().clone();
+            if let Some(view) = view {
+                // Until the bindings are there, all instances are expected.
+                let is_whole = bindings.is_some();
+                ports::keep_last(&mut last, bindings.unwrap_or_default(), &view.ports);
+                let instances = ports::instances(&view.ports, &last, self.options);
+                views.send_replace(Some(NodeView { instances, is_whole }));
+            }
+            tokio::select! {
+                Ok(()) = local.changed() => {}
+                Ok(()) = bound.changed() => {}
+            }
+        }
     }
 
     /// Follows the node's ports.
@@ -625,9 +674,8 @@ impl Pauses {
     }
 }
 
-/// Publishes the instances that the databases have.
-struct InstanceFeed<'a> {
-    options: &'a OpenstackOptions,
+/// Publishes the instances of the node.
+struct InstanceFeed {
     limits: RecordLimits,
     publisher: Publisher,
     known: BTreeMap<String, KnownInstance>,
@@ -640,31 +688,20 @@ struct KnownInstance {
     lacks_memory: bool,
 }
 
-impl InstanceFeed<'_> {
-    async fn run(
-        mut self,
-        mut local: watch::Receiver<Option<LocalView>>,
-        mut bound: watch::Receiver<Option<BTreeMap<String, PortBinding>>>,
-    ) -> Result<(), Closed> {
+impl InstanceFeed {
+    async fn run(mut self, mut views: watch::Receiver<Option<NodeView>>) -> Result<(), Closed> {
         let mut freed = self.publisher.freed();
         let mut is_synced = false;
-        let mut last = BTreeMap::new();
         loop {
-            let view = local.borrow_and_update().clone();
-            let bindings = bound.borrow_and_update().clone();
-            if let Some(view) = view {
-                // Until the bindings are there, all instances are expected.
-                let are_bound = bindings.is_some();
-                ports::keep_last(&mut last, bindings.unwrap_or_default(), &view.ports);
-                let wanted = ports::instances(&view.ports, &last, self.options);
-                self.publish(wanted).await?;
-                if are_bound && !std::mem::replace(&mut is_synced, true) {
+            let view = views.borrow_and_update().clone();
+            if let Some(NodeView { instances, is_whole }) = view {
+                self.publish(instances).await?;
+                if is_whole && !std::mem::replace(&mut is_synced, true) {
                     self.publisher.publish(FeedEvent::Synced).await?;
                 }
             }
             tokio::select! {
-                Ok(()) = local.changed() => {}
-                Ok(()) = bound.changed() => {}
+                Ok(()) = views.changed() => {}
                 () = freed.wait() => self.known.retain(|_, known| !known.lacks_memory),
             }
         }
