@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 use super::OpenstackOptions;
 use super::health::{OpenstackHealth, OpenstackPeer};
-use super::ports::{self, LocalPort, NodeInstance, NodeView, PortBinding};
+use super::ports::{self, LocalPort, NodeInstance, NodeInstances, PortBinding};
 use crate::check::Check;
 use crate::directory::{DirectoryChanges, DirectoryWatch};
 use crate::libvirt::XML_BYTES;
@@ -39,7 +39,7 @@ type DomainFiles = BTreeMap<String, (String, NodeInstance)>;
 pub(super) async fn follow(
     options: Arc<OpenstackOptions>,
     health: &OpenstackHealth,
-    views: &watch::Sender<Option<NodeView>>,
+    views: &watch::Sender<Option<NodeInstances>>,
 ) {
     let mut files = DomainFiles::new();
     loop {
@@ -52,7 +52,7 @@ pub(super) async fn follow(
 async fn session(
     options: &Arc<OpenstackOptions>,
     health: &OpenstackHealth,
-    views: &watch::Sender<Option<NodeView>>,
+    views: &watch::Sender<Option<NodeInstances>>,
     files: &mut DomainFiles,
 ) -> Result<Infallible, FeedError> {
     let mut watch = DirectoryWatch::open(&options.domains)?;
@@ -69,7 +69,7 @@ async fn session(
         read?;
         health.on_answer(OpenstackPeer::Libvirt);
         let instances = files.values().cloned().collect();
-        views.send_replace(Some(NodeView { instances, is_whole: true }));
+        views.send_replace(Some(NodeInstances { instances, is_whole: true }));
         changes = watch.changed(Duration::ZERO).await?;
         if changes.gone {
             return Err(io_error(&options.domains, io::ErrorKind::NotFound.into()));
@@ -211,7 +211,7 @@ pub(super) fn check(options: &OpenstackOptions) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::{NodeInstance, NodeView, check, follow, read};
+    use super::{NodeInstance, NodeInstances, check, follow, read};
     use crate::check::CheckStatus;
     use crate::openstack::health::OpenstackHealth;
     use crate::openstack::{InstanceOrigin, OpenstackOptions, ports};
@@ -395,13 +395,13 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     /// Waits for what the keys and words of the view are.
-    async fn becomes(views: &mut watch::Receiver<Option<NodeView>>, expected: &[(&str, &str)]) {
+    async fn becomes(views: &mut watch::Receiver<Option<NodeInstances>>, expected: &[(&str, &str)]) {
         let mut last = String::new();
         let seen = timeout(LONG, async {
             loop {
                 let found = views.borrow_and_update().clone();
                 last = format!("{found:?}");
-                if let Some(NodeView { instances, is_whole: true }) = found
+                if let Some(NodeInstances { instances, is_whole: true }) = found
                     && instances.len() == expected.len()
                     && expected.iter().all(|(key, word)| {
                         instances.get(*key).is_some_and(|found| format!("{found:?}").contains(word))

@@ -68,7 +68,7 @@ pub(super) enum NodeInstance {
 
 /// The instances of a node.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct NodeView {
+pub(super) struct NodeInstances {
     pub(super) instances: BTreeMap<String, NodeInstance>,
     /// Whether all that is needed of the instances has been read.
     pub(super) is_whole: bool,

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::health::{LISTED_BY, OpenstackHealth, OpenstackPeer};
 use super::nova::NovaClient;
 use super::ovsdb::{MonitorUpdate, MonitoredTables, OvsdbError, OvsdbRemote, OvsdbSession};
-use super::ports::{self, LocalPort, NodeInstance, NodeView, PortBinding};
+use super::ports::{self, LocalPort, NodeInstance, NodeInstances, PortBinding};
 use super::presence::{self, NeutronPresence};
 use super::tls::TlsClient;
 use super::{InstanceOrigin, OpenstackOptions, TlsFiles, domains};
@@ -353,7 +353,7 @@ impl<'a> NodeFollower<'a> {
     }
 
     /// Follows the databases, and joins what they say.
-    async fn follow(&self, views: &watch::Sender<Option<NodeView>>) {
+    async fn follow(&self, views: &watch::Sender<Option<NodeInstances>>) {
         let (local, bound) = (watch::channel(None), watch::channel(None));
         tokio::select! {
             () = self.follow_ports(&local.0) => {}
@@ -366,7 +366,7 @@ impl<'a> NodeFollower<'a> {
         &self,
         mut local: watch::Receiver<Option<LocalView>>,
         mut bound: watch::Receiver<Option<BTreeMap<String, PortBinding>>>,
-        views: &watch::Sender<Option<NodeView>>,
+        views: &watch::Sender<Option<NodeInstances>>,
     ) {
         let mut last = BTreeMap::new();
         loop {
@@ -377,7 +377,7 @@ impl<'a> NodeFollower<'a> {
                 let is_whole = bindings.is_some();
                 ports::keep_last(&mut last, bindings.unwrap_or_default(), &view.ports);
                 let instances = ports::instances(&view.ports, &last, self.options);
-                views.send_replace(Some(NodeView { instances, is_whole }));
+                views.send_replace(Some(NodeInstances { instances, is_whole }));
             }
             tokio::select! {
                 Ok(()) = local.changed() => {}
@@ -689,12 +689,12 @@ struct KnownInstance {
 }
 
 impl InstanceFeed {
-    async fn run(mut self, mut views: watch::Receiver<Option<NodeView>>) -> Result<(), Closed> {
+    async fn run(mut self, mut views: watch::Receiver<Option<NodeInstances>>) -> Result<(), Closed> {
         let mut freed = self.publisher.freed();
         let mut is_synced = false;
         loop {
             let view = views.borrow_and_update().clone();
-            if let Some(NodeView { instances, is_whole }) = view {
+            if let Some(NodeInstances { instances, is_whole }) = view {
                 self.publish(instances).await?;
                 if is_whole && !std::mem::replace(&mut is_synced, true) {
                     self.publisher.publish(FeedEvent::Synced).await?;
