@@ -86,8 +86,8 @@ pub struct Config {
     pub record_memory: Option<usize>,
     /// Limits of a record's custom `metadata`. Records that exceed them are refused.
     pub metadata: MetadataLimits,
-    /// The program that steers the ports. Default: `auto`, which costs guests least (measured by
-    /// `cargo xtask traffic`).
+    /// The program that steers the ports. Default: `auto`, which costs guests least (measured
+    /// with `cargo xtask traffic`).
     pub steer: SteeringMode,
     /// Which taps without a record are closed. A closed tap forwards no frame to a metadata address. `all` closes taps
     /// in the agent's namespace and in those with served ports; `none` is the default. Do not use `all` if two agents
@@ -126,7 +126,7 @@ pub struct Config {
     /// The format of log lines, which `--log-format` overrides.
     pub log_format: LogFormat,
     /// File with a token key that several nodes share, so that tokens stay valid after a migration. The operator
-    /// creates the key by `xdp-imds token-key`, distributes it and replaces it. Default: none. While
+    /// creates the key with `xdp-imds token-key`, distributes it and replaces it. Default: none. While
     /// the file does not exist, the agent uses the key in `state`.
     pub token_key: Option<PathBuf>,
     /// Age at which the token key is replaced, in days: 1 to [`ROTATE_DAYS_MOST`]. Tokens signed with the previous key

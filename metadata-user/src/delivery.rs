@@ -38,7 +38,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SinkError {
     #[error(
-        "expected to append to the file, found: {0}; check its path and permissions; the package's unit lets the agent write to /var/log/xdp-imds, and for another directory add `ReadWritePaths=` by `systemctl edit xdp-imds`"
+        "expected to append to the file, found: {0}; check its path and permissions; the package's unit lets the agent write to /var/log/xdp-imds, and for another directory add `ReadWritePaths=` with `systemctl edit xdp-imds`"
     )]
     File(io::Error),
     #[error("expected a regular file, found another kind; name a file, or `unix:` and a socket")]

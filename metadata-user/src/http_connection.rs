@@ -145,7 +145,7 @@ pub(crate) async fn serve<I>(
             Ok(Err(error)) => return debug!("a connection ended: {error}"),
             Err(_) => match goes_on.get() {
                 Some(read) if read.swap(false, Ordering::Relaxed) => {}
-                Some(_) => return debug!("the client of a lasting answer reads nothing"),
+                Some(_) => return debug!("the client of a streamed answer does not read it"),
                 // A request that has arrived whole gets its answer, whose time its handler limits.
                 None if !ends || stay.is_held() => {
                     connection.as_mut().graceful_shutdown();

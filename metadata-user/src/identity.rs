@@ -249,7 +249,7 @@ impl Dispatcher {
 
 // Starts the signer as a process of its own.
 
-/// The program of this process, also after an upgrade has replaced its file.
+/// The program of this process, even after an upgrade has replaced its file.
 const SELF: &str = "/proc/self/exe";
 /// How long the signer may take to read its keys.
 const STARTS_WITHIN: Duration = Duration::from_secs(10);

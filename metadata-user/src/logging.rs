@@ -136,7 +136,7 @@ pub enum LogFormat {
     Auto,
     /// Time, level, message and fields.
     Text,
-    /// Like `text`, with a priority of syslog that the journal reads, and without a time, which the journal adds.
+    /// Like `text`, with a syslog priority for the journal, and without a time, which the journal adds.
     Journal,
     /// A JSON object for each line, with `timestamp`, `level`, `target`, `message` and `fields`.
     Json,

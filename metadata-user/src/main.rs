@@ -102,7 +102,7 @@ enum Verb {
     },
     /// Validate records, and print what they would serve.
     ///
-    /// Warns of records that are valid but cannot do what they seem to be for. Needs no privilege.
+    /// Also warns about valid records that are unlikely to work as intended. Needs no privilege.
     Check {
         /// Directory of VM records (*.yaml, *.yml or *.json, one VM each), or one such file.
         #[arg(value_name = "DIR")]
@@ -119,7 +119,7 @@ enum Verb {
     },
     /// Show the state of this node's agent, or of one guest.
     ///
-    /// The first line says whether anything is to be mended; so does the exit code.
+    /// The first line says whether anything needs fixing; so does the exit code.
     Status {
         /// Show only this guest, named by its port, its MAC, the name or UUID of its VM, or its record.
         #[arg(value_name = options::GUEST)]
@@ -140,8 +140,8 @@ enum Verb {
     Top(top::TopArgs),
     /// Register the record of a VM with this node's agent, before the VM boots.
     ///
-    /// The registration lasts until `rm`, also across restarts of the agent. It overrides records of the same VM from
-    /// feeds.
+    /// The registration lasts until `rm`, including across restarts of the agent. It overrides records of the same VM
+    /// from feeds.
     Register(instances::Register),
     /// List the instances that the agent knows, with their sources and states.
     Ls(instances::LsArgs),
@@ -157,7 +157,7 @@ enum Verb {
     /// That is the password that it posted, its confirmation of the record's password, guest attributes and documents.
     /// The record's password is served again. The same happens when `vm.instance_id` of the record changes.
     Clear(instances::Clear),
-    /// Announce to a VM what the host will do, and see what its guest says of it.
+    /// Announce to a VM what the host will do, and see whether its guest has acknowledged it.
     ///
     /// Guests read the events of their cloud's datasource: Azure's scheduled events, EC2's maintenance and spot notices,
     /// GCE's maintenance events, and `/v1/events`. An event only announces: the platform acts.
@@ -184,7 +184,7 @@ enum Verb {
         #[arg(long, value_name = "FILE")]
         after: Option<PathBuf>,
     },
-    /// Make keys of identity tokens, and print their public halves.
+    /// Make keys for identity tokens, and print their public halves.
     Identity(identity::IdentityArgs),
     /// Take over from the metadata agents of OpenStack's Neutron.
     Openstack(openstack::OpenstackArgs),
@@ -221,7 +221,7 @@ enum Verb {
     /// For those who make packages.
     #[command(hide = true)]
     Pages {
-        /// The directory; it is made if it is missing.
+        /// The directory; it is created if it is missing.
         #[arg(value_name = "DIR")]
         dir: PathBuf,
     },
@@ -517,7 +517,7 @@ fn run_verb(verb: Verb, log: LogHandle) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Writes what is left, also if the verb failed.
+/// Writes what is left, even if the verb failed.
 fn flushed(done: anyhow::Result<Exit>, mut out: impl io::Write) -> anyhow::Result<Exit> {
     out.flush().map_err(Into::into).and(done)
 }

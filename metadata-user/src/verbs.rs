@@ -34,7 +34,7 @@ use crate::agent::SocketError;
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// Done, and nothing is to be mended.
+    /// Done, and nothing needs fixing.
     Done = 0,
     /// Something is to be mended, or failed.
     Failure = 1,
@@ -88,15 +88,15 @@ impl Exit {
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
-            Self::Done => "done, and nothing is to be mended",
-            Self::Failure => "something is to be mended, or failed; the output says what",
+            Self::Done => "done, and nothing needs fixing",
+            Self::Failure => "something needs fixing, or failed; the output says what",
             Self::Usage => "wrong options or arguments; nothing was done",
             Self::Late => "done, but not attached or acknowledged in time",
             Self::Conflict => "another record, change or agent is in the way; nothing was changed",
             Self::NoAgent => "no agent answers in the run directory",
             Self::Forbidden => "permission denied",
             Self::Unknown => "the agent knows nothing by this name",
-            Self::Closed => "standard output was closed early, as by `head`",
+            Self::Closed => "standard output was closed early, for example by `head`",
         }
     }
 
@@ -201,7 +201,7 @@ impl From<Exit> for ExitCode {
 /// The exit codes of a verb with their meanings. Name a verb of a group with the group: `event ls`.
 pub fn exit_codes(verb: &str) -> impl Iterator<Item = (u8, &'static str)> {
     // libvirt takes any other code as a refusal.
-    let always = (verb == "libvirt-hook").then_some("always, also after a failure, which the log names");
+    let always = (verb == "libvirt-hook").then_some("always, even after a failure, which the log names");
     Exit::of_verb(verb).into_iter().map(move |exit| (exit as u8, always.unwrap_or(exit.meaning())))
 }
 

@@ -123,7 +123,7 @@ impl Damage {
     /// What the next agent says of the file. A snapshot is read only while its source is unavailable.
     fn is_named_by(self) -> Option<&'static str> {
         match self {
-            Self::TokenKeys => Some("the file is set aside, and written anew"),
+            Self::TokenKeys => Some("the file is set aside, and rewritten"),
             Self::Mailbox => Some("cannot read the VM's mailbox"),
             Self::Dialects => Some("dialects that guests asked for before"),
             Self::Snapshot => None,

@@ -447,7 +447,7 @@ fn guests_are_answered_again_after_somebody_detached_every_program() {
         objects::detach(*link).expect("detached");
     }
     guest.fetch(PATH, Duration::from_secs(1)).expect_err("no program is attached");
-    compares(&node, &mut agent, Some("detached by somebody else"));
+    compares(&node, &mut agent, Some("detached by another program"));
     eventually(PATIENCE, || fetch_own(&guest)).expect("answered again, without a restart");
     let text = agent.ask("/metrics").expect("metrics").1;
     let faults =
@@ -517,7 +517,7 @@ fn a_change_of_the_pins_is_said_before_the_next_comparison_is_due() {
     compares(&node, &mut agent, None);
     for round in ["the directories of the first", "those that were made again"] {
         std::fs::remove_dir_all(node.bpffs.pins()).expect("removed");
-        says_soon(&node, &agent, Some("removed or replaced by somebody else"));
+        says_soon(&node, &agent, Some("removed or replaced by another program"));
         assert_eq!(node.bpffs.links(), links, "{round}");
         compares(&node, &mut agent, None);
     }
@@ -786,7 +786,7 @@ fn an_agent_with_another_directory_does_not_serve_the_snapshot_and_does_not_repl
     assert!(error.contains(&own) && error.contains(&mistyped.display().to_string()), "{error}");
     assert_eq!(std::fs::read(&snapshot).expect("it is kept"), good);
 
-    // With the mistake mended, the guest is served although the directory is away.
+    // With the mistake fixed, the guest is served although the directory is away.
     std::fs::rename(&records, node.records.path().join("hidden")).expect("the directory is away");
     let agent = node.agent_for(&records);
     fetch_own(&guest).expect("an answer from the snapshot");

@@ -12,7 +12,7 @@ use support::cores::Storm;
 
 /// VMs on each core: 4,000 on 64.
 const VMS_PER_CORE: f64 = 62.5;
-/// CPU time of a request in a worker that serves 2,000 VMs, measured by `cargo xtask storm`, rounded up.
+/// CPU time of a request in a worker that serves 2,000 VMs, measured with `cargo xtask storm`, rounded up.
 const WORKER: Duration = Duration::from_micros(8);
 /// Host CPU of a request outside the worker, and the load generator's own, measured there.
 const INSTANT: Duration = Duration::from_micros(20);

@@ -148,7 +148,10 @@ fn without_its_signer_the_agent_serves_all_but_tokens_and_says_so() {
 fn an_agent_without_a_key_does_not_start_and_names_the_remedy() {
     let scene = Scene::new();
     let error = scene.try_agent("algorithm: ES256", &[]).expect_err("no key").to_string();
-    assert!(error.contains("for ES256") && error.contains("make one by `xdp-imds identity key "), "{error}");
+    assert!(
+        error.contains("for ES256") && error.contains("make one with `xdp-imds identity key "),
+        "{error}"
+    );
 }
 
 #[privileged::test]

@@ -72,7 +72,7 @@ fn status_reports_that_no_agent_serves() {
     let Output { status, stderr, .. } = run_status(run.path(), &[]);
     let said = String::from_utf8_lossy(&stderr);
     assert_eq!(status.code(), Some(5), "{said}");
-    assert!(said.contains("no agent serves with the run directory"), "{said}");
+    assert!(said.contains("no agent runs with the run directory"), "{said}");
 }
 
 #[privileged::test]
@@ -173,7 +173,7 @@ fn healthz_names_a_worker_while_it_is_stuck() {
         std::thread::sleep(Duration::from_millis(100));
     }
     let body = report.expect("the stuck worker is reported");
-    assert!(body.starts_with("worker 0 has been silent for ") && body.lines().count() == 1, "{body}");
+    assert!(body.starts_with("worker 0 has not responded for ") && body.lines().count() == 1, "{body}");
     assert!(begun.elapsed() > Duration::from_secs(3), "reported after {:?}", begun.elapsed());
     assert_eq!(agent.ask("/readyz").expect("an answer").0, 503);
     assert_eq!(

@@ -293,7 +293,7 @@ fn a_domain_that_the_hook_refused_is_in_the_status_until_it_is_mended() {
     let (_, doctor) = verb(&["doctor", "--no-pins"]);
     assert!(doctor.contains("agent.refused") && doctor.contains("domain web-1: "), "{doctor}");
     hook("reconnect", "");
-    expect(false, "it is mended");
+    expect(false, "it is fixed");
     hook("reconnect", "<imds:nonsense/>");
     expect(true, "there is a good record");
     hook("reconnect", "");

@@ -25,7 +25,7 @@ use crate::node::{
 };
 
 const MODES: [SteeringMode; 2] = [SteeringMode::Xdp, SteeringMode::Tcx];
-/// Modes, each with whether the port is in another namespace than the agent.
+/// Modes, each with whether the port is in a namespace other than the agent.
 const MODES_AND_PODS: [(SteeringMode, bool); 4] = [
     (SteeringMode::Xdp, false),
     (SteeringMode::Tcx, false),

@@ -1,4 +1,4 @@
-//! Quiet guests in other namespaces than the agent's: XDP is detached, and a ring carries their frames to the worker.
+//! Quiet guests in namespaces other than the agent's: XDP is detached, and a ring carries their frames to the worker.
 
 use crate::node::{
     ALICE, BOB, Node, SERVED, ask, ask_for, config, port, receives, receives_nothing, start_in, within,

@@ -192,7 +192,7 @@ fn a_log_line_of_the_kernel_programs_becomes_a_tracing_event() {
     assert!(text.contains("DEBUG") && text.contains("52:54:00:00:00:a1"), "{text}");
 }
 
-// Programs and pins that somebody else takes away are noticed and restored while the agent runs.
+// Programs and pins that another program takes away are noticed and restored while the agent runs.
 
 /// Runs a whole round of checks, and returns the faults that it shows.
 fn check(steering: &mut Steering) -> Vec<String> {

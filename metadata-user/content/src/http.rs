@@ -187,7 +187,7 @@ pub enum RequestError {
     #[error("expected one way to determine the length of the body")]
     Length,
     /// Another transfer coding precedes chunked (RFC 9112 §6.1).
-    #[error("expected no transfer coding but chunked")]
+    #[error("expected no transfer coding other than chunked")]
     Coding,
     /// A chunk is malformed (RFC 9112 §7.1).
     #[error("expected chunks with sizes in hex and CRLF after each")]
@@ -196,7 +196,7 @@ pub enum RequestError {
     #[error("expected a body of at most {BODY_MAX} bytes")]
     BodyTooLarge,
     /// `Expect` has a value other than 100-continue.
-    #[error("expected no expectation but 100-continue")]
+    #[error("expected no expectation other than 100-continue")]
     Expectation,
     /// The guest closed its side before the request was complete.
     #[error("expected the rest of the request before the end of the connection")]

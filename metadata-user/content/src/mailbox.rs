@@ -1,7 +1,7 @@
 //! State that a guest writes: passwords, attributes, documents, and its parked requests.
 //!
 //! A mailbox belongs to a VM, not to a slot: all NICs of the VM share it, and it outlives changes of the VM's record.
-//! What is in it belongs to one instance-id of the record: a VM that is built anew does not find what its predecessor
+//! What is in it belongs to one instance-id of the record: a VM that is rebuilt does not find what its predecessor
 //! wrote.
 //! Answers rendered in advance never take its lock. All its parts have limits; a VM that reaches every limit occupies
 //! about 350 KiB.
@@ -202,7 +202,7 @@ impl Mailbox {
     }
 
     /// Replaces the state by the one that another agent stored. Drops the guest's confirmation in it if that was for
-    /// another password than the record's, and everything in it if that was of another instance-id.
+    /// a password other than the record's, and everything in it if that was of another instance-id.
     pub fn replace(&self, state: MailboxState) {
         self.kept.replace(state);
         let noted = locked(&self.noted);
@@ -695,8 +695,8 @@ impl MailboxState {
         last.is_some_and(|last| *last != *instance) && self.clear()
     }
 
-    /// Returns the state for another owner than the UUID by which an earlier release kept it. A password that the guest
-    /// has confirmed stays confirmed.
+    /// Returns the state for an owner other than the UUID by which an earlier release kept it. A password that the
+    /// guest has confirmed stays confirmed.
     #[must_use]
     pub fn taken_over(mut self, uuid: &str, owner: &str) -> Self {
         self.salt.get_or_insert_with(|| uuid.into());

@@ -265,7 +265,7 @@ pub fn fault_of_yaml(text: impl AsRef<[u8]>, error: &ParseError) -> String {
         },
     );
     match found {
-        Some((reason, Some((line, _)))) => format!("a fault of syntax at its line {line}: {reason}"),
+        Some((reason, Some((line, _)))) => format!("a syntax error at its line {line}: {reason}"),
         _ if error.line() == 0 => "something else".into(),
         _ => format!("something else, from its line {} on", error.line()),
     }
@@ -717,9 +717,9 @@ mod tests {
     fn a_fault_of_syntax_is_told_without_a_value_and_at_the_field_around_it() {
         let deep = format!("{}sesame{}", "[".repeat(DEPTH + 1), "]".repeat(DEPTH + 1));
         for (text, expected) in [
-            ("placement: {region: sesame", "a fault of syntax at its line 1: unclosed bracket '{'"),
-            ("a: 1\nb: [sesame\nc: 1\n", "a fault of syntax at its line 3: "),
-            ("a: \"sesame\n", "a fault of syntax at its line "),
+            ("placement: {region: sesame", "a syntax error at its line 1: unclosed bracket '{'"),
+            ("a: 1\nb: [sesame\nc: 1\n", "a syntax error at its line 3: "),
+            ("a: \"sesame\n", "a syntax error at its line "),
             (&deep, "something else, from its line 1 on"),
         ] {
             let error = yaml::<Value>(text).expect_err(text);

@@ -30,7 +30,7 @@ use crate::slot_nics::SlotNics;
 pub const KEPT_SECONDS: u64 = 15;
 /// How long an answer waits for the one request that it is for, in seconds. That is woken at once.
 pub const UNCLAIMED_SECONDS: u64 = 2;
-/// How long a failure is kept, in seconds, so that all who wait for it get it and the next request asks anew.
+/// How long a failure is kept, in seconds, so that all who wait for it get it and the next request asks again.
 pub const FAILED_SECONDS: u64 = 1;
 /// Maximum number of answers that one VM may have stored or in flight. Reading both of Nova's trees takes about 60.
 pub const ANSWERS_PER_VM: usize = 128;
@@ -99,7 +99,7 @@ impl Upstream {
         }))
     }
 
-    /// Forgets the answers that are over, also of VMs that ask no more.
+    /// Forgets the answers that are over, including VMs that ask no more.
     fn expire(&self, now_unix: u64) {
         let is_over = |(at, _): &mut (u64, _)| now_unix >= *at;
         while let Some((_, vm)) = locked(&self.0.stored).pop_front_if(is_over) {

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use client::refusal;
 pub use client::{ClientError, StatusRequest, StatusResponse, StreamedResponse, ask, get, get_within, open};
 
-/// The version of the format. It rises when a field changes its meaning or is removed.
+/// The version of the format. It increases when a field changes its meaning or is removed.
 pub const SCHEMA: &str = "status/1";
 /// Most ports to list by default; the status counts the others.
 pub const LISTED_PORTS: usize = 64;
@@ -88,7 +88,7 @@ pub struct AgentStatus {
     /// Records shadowed by one of a higher source; at most [`LISTED_COMPLAINTS`].
     #[serde(default)]
     pub shadowed: Vec<ShadowedRecord>,
-    /// Ports whose guests use another MAC than their records say; at most [`LISTED_COMPLAINTS`]. Also among the
+    /// Ports whose guests use a MAC other than the one in their records; at most [`LISTED_COMPLAINTS`]. Also among the
     /// troubles.
     #[serde(default)]
     pub mac_mismatches: Vec<MacMismatch>,
@@ -190,8 +190,8 @@ pub struct ExpectedMac {
 }
 
 impl MacMismatch {
-    /// Says when such frames were last noticed, for the end of a sentence: a guest that is mended may still be listed.
-    /// Empty for those of this moment.
+    /// Says when such frames were last noticed, for the end of a sentence: a guest that is corrected may still be
+    /// listed. Empty for those of this moment.
     #[must_use]
     pub fn noticed(&self) -> String {
         let ago = self.ago.filter(|ago| *ago >= 1.0);
@@ -564,7 +564,7 @@ pub struct GuestStatus {
     pub state: GuestState,
     /// The fault of its port, or why its record is not in force there.
     pub reason: Option<String>,
-    /// What an operator should mend, although the guest is served.
+    /// What an operator should fix, although the guest is served.
     #[serde(default)]
     pub problem: Option<String>,
     /// Its slot on the node.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::status::{self, ClientError, GuestUsage, Phase, WorkerStatus};
 
-/// The version of the format. It rises when a field changes its meaning or is removed.
+/// The version of the format. It increases when a field changes its meaning or is removed.
 pub const SCHEMA: &str = "top/1";
 /// Number of VMs that one answer lists by default.
 pub const LISTED: usize = 64;

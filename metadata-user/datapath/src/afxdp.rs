@@ -120,8 +120,8 @@ pub enum AfxdpError {
         /// The kernel's error.
         source: Errno,
     },
-    /// The kernel's layout of a ring does not fit the memory it mapped for it.
-    #[error("the kernel's layout of the {ring} ring does not fit its mapping: report this with `uname -a`")]
+    /// The kernel's layout of a ring does not match the memory it mapped for it.
+    #[error("the kernel's layout of the {ring} ring does not match its mapping: report this with `uname -a`")]
     Layout {
         /// The ring's name.
         ring: &'static str,

@@ -584,7 +584,7 @@ pub enum Silence {
     #[error("has ended")]
     Ended,
     /// The worker's thread has not completed a turn for this long.
-    #[error("has been silent for {0:.1?}, {SILENCE:?} at most is normal")]
+    #[error("has not responded for {0:.1?}; at most {SILENCE:?} is normal")]
     Stuck(Duration),
 }
 

@@ -82,6 +82,6 @@ mod tests {
         add("completed");
         assert_eq!(GuestReadiness::of(&events, "a"), GuestReadiness::Ready);
         add("scheduled");
-        assert_eq!(GuestReadiness::of(&events, "a"), GuestReadiness::Awaited, "it comes anew");
+        assert_eq!(GuestReadiness::of(&events, "a"), GuestReadiness::Awaited, "it comes again");
     }
 }

@@ -53,7 +53,7 @@ pub const DEFAULT_FILES: &str = "/etc/xdp-imds/libvirt";
 pub const RUNNING: &str = "/run/libvirt/qemu";
 
 /// Most bytes of a domain's XML. libvirt's protocol carries 4 MiB (REMOTE_STRING_MAX in src/remote/remote_protocol.x),
-/// and libvirt then formats the XML anew.
+/// and libvirt then formats the XML again.
 pub const XML_BYTES: usize = 8 << 20;
 
 /// Most elements, texts and comments in the XML; a domain with hundreds of devices has about ten thousand.
@@ -67,8 +67,8 @@ pub const XML_NAMESPACES: usize = 256;
 #[must_use]
 pub fn remedy(domain: &str) -> String {
     format!(
-        "change a running domain by `virsh metadata {domain} {NAMESPACE} --key imds --live --edit` (`virsh edit` changes \
-         only its next start), or the file; then run `{}`",
+        "change a running domain with `virsh metadata {domain} {NAMESPACE} --key imds --live --edit` (`virsh edit` \
+         changes only its next start), or the file; then run `{}`",
         rerun(domain)
     )
 }

@@ -115,7 +115,7 @@ pub(crate) fn dangling(path: &Path) -> Option<String> {
     let target = std::fs::read_link(path).ok()?;
     let is_missing = std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
     let hidden = match is_home(&target) {
-        true => " for the agent (the package's unit hides /root, /home and /run/user by `ProtectHome=yes`)",
+        true => " for the agent (the package's unit hides /root, /home and /run/user with `ProtectHome=yes`)",
         false => "",
     };
     is_missing.then(|| format!("a symbolic link to {}, which does not exist{hidden}", target.display()))

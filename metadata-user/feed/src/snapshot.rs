@@ -56,7 +56,7 @@ pub enum SnapshotError {
         source: io::Error,
     },
     /// The file differs from what was written. The message repeats nothing of its content.
-    #[error("{} is damaged: expected {expected}; it is written anew once records are read", path.display())]
+    #[error("{} is damaged: expected {expected}; it is rewritten once records are read", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,

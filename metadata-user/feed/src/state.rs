@@ -2,12 +2,12 @@
 //!
 //! | below the state directory | content | limit | if the file is unusable |
 //! |---|---|---|---|
-//! | `token.key` ([`token_file`]) | keys of session tokens | 4 KiB | the file is set aside, and a new key is made; with the wrong rights, the agent does not start |
+//! | `token.key` ([`token_file`]) | keys of session tokens | 4 KiB | the file is set aside, and a new key is made; with the wrong permissions, the agent does not start |
 //! | `vms/<uuid>.json` ([`mailboxes`]) | what one guest wrote | 4 MiB | the file is set aside, and the guest starts with nothing |
 //! | `dialects` ([`asked_dialects`]) | which dialects each guest has asked for | 16 MiB | guests' first answers come some 50 µs later |
 //! | `instances/*.json` | one record of the API, with a [`FileHeader`] | 16 MiB | the file stays and is not served |
-//! | `records.snapshot` | the last good records, as a [`StateFileKind`] | 256 MiB | written anew once records are read |
-//! | `kubevirt.vmis` | the last known VMIs, as a [`StateFileKind`] | 64 MiB | written anew once the API server answers |
+//! | `records.snapshot` | the last good records, as a [`StateFileKind`] | 256 MiB | rewritten once records are read |
+//! | `kubevirt.vmis` | the last known VMIs, as a [`StateFileKind`] | 64 MiB | rewritten once the API server answers |
 //!
 //! [`private_file`] reads and writes all of them. [`save_queue`] repeats writes that fail.
 //!

@@ -57,7 +57,7 @@ pub enum LinkError {
         source: io::Error,
     },
     /// Every namespace number is in use.
-    #[error("{MAX_NAMESPACES} network namespaces have ports, as many as one node can own")]
+    #[error("{MAX_NAMESPACES} network namespaces have ports, the most that one node can own")]
     TooManyNamespaces,
     /// The thread that enters a namespace could not be started.
     #[error("cannot start a thread: {source}; is the limit on tasks (ulimit -u, TasksMax) too low?")]

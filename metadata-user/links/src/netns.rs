@@ -1,6 +1,6 @@
 //! Network namespaces: opened by name, entered on a thread of their own, identified by their cookie.
 //!
-//! A visit to another namespace than the caller's starts a thread that ends with the visit, so no thread of the agent
+//! A visit to a namespace other than the caller's starts a thread that ends with the visit, so no thread of the agent
 //! is ever in the wrong namespace. No namespace except the agent's own stays open after a visit: an open namespace
 //! would outlive its pod, together with its taps.
 //!
@@ -394,7 +394,7 @@ mod tests {
         let error = unchanged(path, &name).expect_err("another");
         assert!(matches!(error, LinkError::AnotherProcess { .. }), "{error}");
         forget_process(&name);
-        unchanged(path, &name).expect("named anew");
+        unchanged(path, &name).expect("named again");
         forget_process(&name);
     }
 

@@ -246,11 +246,11 @@ pub fn how_to_make(algorithm: Algorithm, directory: &Path) -> String {
     let directory = directory.display();
     match algorithm {
         Algorithm::Rs256 => format!(
-            "make one by `(umask 077; openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:3072 -out \
+            "make one with `(umask 077; openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:3072 -out \
              {directory}/$(date -u +%Y%m%dT%H%M%SZ).pem)`, or set `identity.algorithm: ES256`"
         ),
-        Algorithm::Es256 => format!("make one by `xdp-imds identity key {directory}`"),
-        Algorithm::EdDsa => format!("make one by `xdp-imds identity key {directory} --algorithm EdDSA`"),
+        Algorithm::Es256 => format!("make one with `xdp-imds identity key {directory}`"),
+        Algorithm::EdDsa => format!("make one with `xdp-imds identity key {directory} --algorithm EdDSA`"),
     }
 }
 

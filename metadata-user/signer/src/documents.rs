@@ -154,7 +154,7 @@ impl OwnCertificate {
     /// Reads the files again if one has changed. Returns whether the certificate is another.
     ///
     /// # Errors
-    /// [`CertificateError`]. The certificate then stays as it was, so that the files may be replaced one by one.
+    /// [`CertificateError`]. The certificate then stays unchanged, so that the files may be replaced one by one.
     pub fn look(&mut self) -> Result<bool, CertificateError> {
         let now = seen(&self.files);
         if now == self.seen {

@@ -129,7 +129,7 @@ impl Signer {
         let looked = self.certificate.as_mut().map(OwnCertificate::look);
         let complaint = looked.and_then(Result::err).map(|error| error.to_string());
         if let Some(reason) = complaint.as_ref().filter(|_| self.complaint_of_certificate != complaint) {
-            warn!("the operator's certificate stays as it is: {reason}");
+            warn!("the operator's certificate stays unchanged: {reason}");
         }
         self.complaint_of_certificate = complaint;
     }

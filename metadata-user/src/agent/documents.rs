@@ -119,7 +119,7 @@ impl DocumentPublisher {
     fn close(&self, slot: Slot) {
         if let Err(error) = self.editions.close(slot) {
             // Nothing of a slot may be served that is not in force. Without the thread the date expires.
-            warn!("the kernel answers no more requests, workers do: {error}");
+            warn!("the kernel no longer answers requests; workers answer them: {error}");
             self.end.store(true, Ordering::Relaxed);
         }
     }
@@ -310,7 +310,7 @@ impl PublisherThread {
             && is_due
         {
             self.warned_at = Some(Instant::now());
-            warn!("some answers are not published to the kernel, workers give them: {error}");
+            warn!("some answers are not published to the kernel; workers send them: {error}");
         }
     }
 

@@ -163,7 +163,7 @@ impl Takeover {
     /// # Errors
     /// If that agent refuses, or the connection fails.
     pub(crate) async fn begin(run: &Path) -> anyhow::Result<Option<Self>> {
-        let asking = || format!("asking the agent that runs with {} to hand over", run.display());
+        let asking = || format!("asking the agent running with {} to hand over", run.display());
         let Some(stream) = connect(run).await.with_context(asking)? else { return Ok(None) };
         let mut wire = Wire::new(stream);
         let release = env!("CARGO_PKG_VERSION").to_owned();
@@ -177,7 +177,7 @@ impl Takeover {
                     side: side @ 0..=1,
                     release,
                 } => {
-                    info!(release, "taking over from the agent that runs");
+                    info!(release, "taking over from the running agent");
                     wire.set_version(version);
                     return Ok(Some(Self { wire, side, gone_by: None }));
                 }
@@ -186,13 +186,11 @@ impl Takeover {
                      {version} and side {side}: {REMEDY}"
                 ),
                 PreviousAgentMessage::No { reason } => {
-                    anyhow::bail!("the agent that runs does not hand over: {reason}")
+                    anyhow::bail!("the running agent does not hand over: {reason}")
                 }
                 PreviousAgentMessage::Unknown => {}
                 message => {
-                    anyhow::bail!(
-                        "expected a welcome from the agent that runs, received {message:?}: {REMEDY}"
-                    )
+                    anyhow::bail!("expected a welcome from the running agent, received {message:?}: {REMEDY}")
                 }
             }
         }
@@ -211,7 +209,7 @@ impl Takeover {
         let alive = match self.request_drain().await {
             Ok(()) => true,
             Err(Refused::Died) => false,
-            Err(Refused::Not(reason)) => anyhow::bail!("the agent that runs continues: {reason}"),
+            Err(Refused::Not(reason)) => anyhow::bail!("the running agent continues: {reason}"),
         };
         node.ports.workers().spare_unknown(true)?;
         node.reload_state();
@@ -263,7 +261,7 @@ impl Takeover {
         match promise.await {
             Ok(()) => Ok(true),
             Err(Refused::Died) => Ok(false),
-            Err(Refused::Not(reason)) => anyhow::bail!("the agent that runs continues: {reason}"),
+            Err(Refused::Not(reason)) => anyhow::bail!("the running agent continues: {reason}"),
         }
     }
 

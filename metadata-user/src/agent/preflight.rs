@@ -200,7 +200,7 @@ fn token_keys(config: &Config) -> Option<ConfigRefusal> {
     let remedy = if given.is_some() {
         "Correct `token_key`, or the file".into()
     } else {
-        "Mend the file as it says, or name another directory by `state`".into()
+        "Fix the file as it says, or name another directory with `state`".into()
     };
     let kept = config.state.as_ref().map(|state| state.join(KEY_FILE));
     let kept = kept.and_then(|path| token_file::check_own(&path).err());
@@ -240,7 +240,7 @@ fn audit(path: &Path) -> Option<ConfigRefusal> {
         expected: "a file that the agent can write",
         remedy: format!(
             "Make its directory and let the agent's user write there, or correct `audit.to`. The package's unit lets it write \
-             to /var/log/xdp-imds; for another directory, add `ReadWritePaths=` by `systemctl edit`{hidden}"
+             to /var/log/xdp-imds; for another directory, add `ReadWritePaths=` with `systemctl edit`{hidden}"
         ),
     })
 }

@@ -103,7 +103,7 @@ pub(super) fn read(origin: &ConfigSource, old: &Config) -> Result<ConfigChanges,
         }
         Err(error) => {
             let reason = described(&error);
-            error!("the configuration stays as it was: {reason}");
+            error!("the configuration stays unchanged: {reason}");
             Err(reason)
         }
     }

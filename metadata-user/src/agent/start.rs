@@ -43,7 +43,7 @@ const LAST_WRITES: Duration = Duration::from_secs(5);
 pub enum TakeoverMode {
     /// No other agent runs.
     Alone,
-    /// Take the ports over from the agent that runs, if one does.
+    /// Take the ports over from the running agent, if there is one.
     TakeOver {
         /// After the next agent has taken over, wait for SIGTERM instead of ending.
         linger: bool,

@@ -101,7 +101,7 @@ impl GivenKey {
             Err(error) => Some(error.to_string()),
         };
         if let Some(problem) = problem.as_ref().filter(|problem| self.problem.as_ref() != Some(problem)) {
-            warn!("the token key stays as it is: {problem}");
+            warn!("the token key stays unchanged: {problem}");
         }
         self.problem = problem;
     }
@@ -189,7 +189,8 @@ fn former_records(state: &Path) -> FormerRecords {
 /// Reads which dialects guests use. Without the file, each is rendered when its guest asks for it.
 fn read_asked(path: &Path) -> DialectsByUuid {
     asked_dialects::read(path).unwrap_or_else(|error| {
-        warn!(file = %path.display(), "expected the dialects that guests asked for before, found: {error}; each is rendered when its guest asks again");
+        warn!(file = %path.display(), "cannot read the dialects that guests asked for before: {error}; \
+            each is rendered when its guest asks again");
         DialectsByUuid::new()
     })
 }
@@ -197,7 +198,7 @@ fn read_asked(path: &Path) -> DialectsByUuid {
 /// Reads the events of VMs. Without the file, those that operators added are lost.
 fn read_events(path: &Path) -> EventsByOwner {
     vm_events::read(path).unwrap_or_else(|error| {
-        warn!(file = %path.display(), "expected the events of VMs, found: {error}; add those that are still to come again");
+        warn!(file = %path.display(), "cannot read the events of VMs: {error}; add again those that are still to come");
         EventsByOwner::new()
     })
 }
@@ -354,7 +355,7 @@ impl NodeState {
         if let Some(path) = self.own_key_file()
             && let Err(error) = token_file::rotate_if_older(&self.keyring, path, Duration::MAX, unix_now())
         {
-            warn!("the token key stays as it was when this agent began: {error}");
+            warn!("the token key is still the one that this agent started with: {error}");
         }
         self.mailboxes.reload();
         if let Some((path, _)) = &self.asked {
@@ -417,11 +418,11 @@ impl NodeState {
     pub fn troubles(&self) -> Vec<String> {
         let unsaved = self.saves.unsaved(|_| true).map(|unsaved| unsaved.to_string());
         let given = self.given_key.as_ref().and_then(|given| given.problem.clone());
-        let given = given.map(|problem| format!("the token key stays as it is: {problem}"));
+        let given = given.map(|problem| format!("the token key stays unchanged: {problem}"));
         let aside = self.own_key_file().map(token_file::aside).filter(|aside| aside.exists());
         let aside = aside.map(|aside| {
             format!(
-                "the file of token keys was unusable: it was set aside as {} and a key was written anew; guests whose \
+                "the file of token keys was unusable: it was set aside as {} and a new key was written; guests whose \
                  tokens are refused fetch new ones; remove that file once you know what happened to it",
                 aside.display()
             )

@@ -86,7 +86,7 @@ pub(super) fn attachments<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
     let found = found.iter().map(|(fault, count)| ([("fault", fault.name())], *count));
     let (name, help) = (
         "xdp_imds_attachment_faults_total",
-        "Programs, links and pins that somebody else detached, replaced or removed, as checks found them, by fault.",
+        "Programs, links and pins that another program detached, replaced or removed, as checks found them, by fault.",
     );
     out.family(name, help, MetricType::Counter, found);
     let help = "Kinds of fault that the last check of programs, links and pins found.";

@@ -350,7 +350,7 @@ impl LineWriter {
             if let Err(error) = &outcome
                 && !self.is_failing
             {
-                warn!("cannot write the audit log, its lines are dropped: {error}");
+                warn!("cannot write the audit log; its lines are dropped: {error}");
             }
             self.is_failing = outcome.is_err();
         }

@@ -17,7 +17,7 @@ use metadata_feed::{FeedError, directory};
 
 use super::Exit;
 
-/// The name and version of the JSON format. The version rises when a member is removed or changes its meaning.
+/// The name and version of the JSON format. The version increases when a member is removed or changes its meaning.
 pub const SCHEMA: &str = "check/1";
 
 /// What a check found.

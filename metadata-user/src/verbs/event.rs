@@ -28,7 +28,7 @@ enum EventVerb {
     Add(Add),
     /// Say that an event will not happen.
     ///
-    /// Ends with 4 if it is completed.
+    /// Exits with 4 if it is completed.
     Cancel(Cancel),
     /// List the events of a VM.
     Ls(List),
@@ -62,7 +62,7 @@ struct Add {
     description: Option<AnyLine>,
     /// Wait until the guest has acknowledged the event, at most this long and at most 30s.
     ///
-    /// Ends with 3 if the guest does not: go on then, too.
+    /// Exits with 3 if the guest does not; continue in that case, too.
     #[arg(long, value_name = "TIME", value_parser = wait)]
     wait: Option<Duration>,
 }

@@ -21,7 +21,7 @@ use super::{Exit, ExitError, options};
 
 /// Maximum number of bytes printed of a body.
 const SHOWN_BYTES: usize = 8 << 10;
-/// The name and version of the JSON format. The version rises when a member is removed or changes its meaning.
+/// The name and version of the JSON format. The version increases when a member is removed or changes its meaning.
 pub const SCHEMA: &str = "explain/1";
 
 /// The request to explain.

@@ -48,7 +48,7 @@ enum Verb {
     /// With DIR, writes it there as a file named by the time, and prints its path; otherwise prints the key, which is a
     /// secret.
     Key {
-        /// Directory of keys; it is made if it is missing.
+        /// Directory of keys; it is created if it is missing.
         #[arg(value_name = "DIR")]
         dir: Option<PathBuf>,
         /// Algorithm of the key.
@@ -183,7 +183,7 @@ fn of_file(path: &Path) -> anyhow::Result<Value> {
 }
 
 fn signer(sandbox: Sandbox) -> anyhow::Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL)).context("following the agent to its end")?;
+    set_parent_process_death_signal(Some(Signal::KILL)).context("ending with the agent")?;
     // The agent may need tokens while it drains. The signer ends when the agent closes the socket.
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
@@ -213,7 +213,7 @@ struct PublishArgs {
     #[cfg_attr(not(feature = "kubevirt"), arg(hide = true))]
     #[arg(long, value_name = "NAMESPACE/NAME")]
     config_map: Option<String>,
-    /// Credentials for the API server, outside of its cluster.
+    /// Credentials for the API server, outside the cluster.
     #[cfg_attr(not(feature = "kubevirt"), arg(hide = true))]
     #[arg(long, value_name = "FILE", requires = "config_map")]
     kubeconfig: Option<PathBuf>,

@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub struct Register {
     /// The VM's record in YAML or JSON; `-` is standard input.
     ///
-    /// Files that it names by `source` are read from its directory.
+    /// Files that it names in `source` are read from its directory.
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
     /// The instance's name in the API [default: the VM's name in the record].
@@ -39,7 +39,7 @@ pub struct Register {
     name: Option<String>,
     /// Wait until all ports of the VM are attached; it can boot then.
     ///
-    /// Waits before that for an agent that is still starting.
+    /// If the agent is still starting, waits for it first.
     #[arg(long)]
     wait: bool,
     /// Maximum wait, up to 60s.
@@ -100,7 +100,7 @@ pub struct Rm {
     /// Remove only an instance with this tag, as `get` prints it, with or without its quotes.
     #[arg(long, value_name = "ETAG", value_parser = entity_tag)]
     if_match: Option<String>,
-    /// Exit with 0 also if there is no such instance.
+    /// Exit with 0 even if there is no such instance.
     #[arg(long, conflicts_with = "if_match")]
     force: bool,
     #[command(flatten)]
@@ -166,8 +166,8 @@ impl Register {
         let name = self.name.clone().unwrap_or_else(|| record.vm.name.to_string());
         if !is_name(&name) {
             let text = format!(
-                "`{}` cannot be the name of an instance: give another by --name, of letters, digits and `-._~:@`, in parts joined by \
-                 `/`, none of them `.` or `..`",
+                "`{}` cannot be the name of an instance: give another with --name, of letters, digits and `-._~:@`, \
+                 in parts joined by `/`, none of them `.` or `..`",
                 Printable(&name)
             );
             return Err(ExitError::new(Exit::Usage, text).into());
@@ -284,7 +284,7 @@ fn meant(
                 title: "several instances have this name".into(),
                 status: 409,
                 detail: format!(
-                    "{} instances are called {name}: name one by {}",
+                    "{} instances are called {name}: name one with {}",
                     several.len(),
                     named.join(", ")
                 ),
@@ -346,7 +346,8 @@ fn not_removable(run: &Path, name: &str) -> RegistrationError {
         }
         (RegistrationError::Problem(mut problem), Some(Instance { source, name: own, .. })) => {
             problem.detail = format!(
-                "`{name}` was not registered by the API: {}/{own} comes from the source {}, which alone removes it",
+                "`{name}` was not registered through the API: {}/{own} comes from the source {}, \
+                 which alone removes it",
                 source.name(),
                 source.name()
             );
@@ -520,7 +521,8 @@ fn parse(limits: &RecordLimits, name: &str, text: &str) -> anyhow::Result<Record
         Credential::ALL.into_iter().filter_map(|credential| record.credentials.source(credential));
     if let Some(source) = payloads.chain(credentials).next() {
         bail!(
-            "{name}: expected a record without `source`, found {}: a pipe is in no directory; name the record's file by -f",
+            "{name}: expected a record without `source`, found {}: a pipe is in no directory; \
+             name the record's file with -f",
             source.file.display()
         );
     }

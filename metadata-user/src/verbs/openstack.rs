@@ -16,7 +16,7 @@ pub struct OpenstackArgs {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Print the section `openstack` of the configuration that does as Neutron's metadata agent does.
+    /// Print the section `openstack` of the configuration that does what Neutron's metadata agent does.
     ///
     /// Reads ovn_agent.ini, neutron_ovn_metadata_agent.ini and metadata_agent.ini. If none of them is about OVN, and
     /// openvswitch_agent.ini or linuxbridge_agent.ini is there too, instances come from libvirt. Writes the secret to

@@ -114,7 +114,7 @@ pub struct Agent {
     /// The run directory with the agent's sockets [default: `run` of the configuration, or /run/xdp-imds].
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
-    /// The agent's configuration file, for its directories.
+    /// The agent's configuration file, which names its directories.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -145,10 +145,9 @@ impl Agent {
                 let answer = status::get(run, "/v1/status").map_err(|error| match error {
                     // The client's own advice, to start an agent, is not what a release is for.
                     ClientError::NoAgent { path, source } => {
-                        let advice = "name the pins of an agent that has ended by --pins or --config";
+                        let advice = "use --pins or --config to name the pins of an agent that has ended";
                         let run = path.display();
-                        let text =
-                            format!("no agent serves with the run directory {run}: {source}; {advice}");
+                        let text = format!("no agent runs with the run directory {run}: {source}; {advice}");
                         ExitError::new(Exit::NoAgent, text).into()
                     }
                     error => anyhow::Error::from(error),

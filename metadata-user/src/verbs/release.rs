@@ -20,7 +20,7 @@ pub fn run(pins: Option<&Path>, hub: &str, force: bool, out: &mut dyn Write) -> 
             writeln!(out, "this agent pins nothing; the kernel removes its programs when it ends")?;
         }
     }
-    // A running agent keeps its hubs, also with --force.
+    // A running agent keeps its hubs, even with --force.
     match release_hubs(hub)? {
         0 => Ok(()),
         1 => Ok(writeln!(out, "removed the veth pair {hub}-… of one hub")?),
@@ -65,7 +65,8 @@ fn refusal(pins: &Path, error: PinsError) -> anyhow::Error {
         .into(),
         PinsError::NoBpffs { .. } => ExitError::new(
             Exit::Failure,
-            format!("nothing can be pinned in {pins}, which is not on a bpffs; name the directory by --pins or --config"),
+            format!("nothing can be pinned in {pins}, which is not on a bpffs; \
+                name the directory with --pins or --config"),
         )
         .into(),
         error => error.into(),

@@ -17,7 +17,7 @@ use super::options;
 use super::{Exit, ExitError};
 use crate::output;
 
-/// Least and most time between two questions. The agent stops to follow guests if it is not asked for longer.
+/// Least and most time between two requests. The agent stops to follow guests if it is not asked for longer.
 const INTERVAL: std::ops::RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(20);
 /// How long `--once` watches before it shows: rates need two readings, which are a second apart.
 const ONCE: Duration = Duration::from_millis(1_200);
@@ -30,15 +30,15 @@ pub struct TopArgs {
     guest: Option<String>,
     #[command(flatten)]
     agent: options::Agent,
-    /// Print one screen as text, and end.
+    /// Print one screen as text, and exit.
     ///
     /// This is also what happens if standard output is not a terminal.
     #[arg(long)]
     once: bool,
-    /// Print one document as JSON, and end.
+    /// Print one document as JSON, and exit.
     #[arg(long, conflicts_with = "once")]
     json: bool,
-    /// Time between two questions to the agent, 200ms to 20s.
+    /// Time between two requests to the agent, 200ms to 20s.
     ///
     /// Seconds (`2`), or a number with a unit (`2s`, `500ms`). Choose more for a slow link.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]

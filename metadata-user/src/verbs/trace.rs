@@ -50,10 +50,10 @@ pub struct TraceArgs {
     target: String,
     #[command(flatten)]
     agent: Agent,
-    /// Show also frames that are not for the metadata service.
+    /// Also show frames that are not for the metadata service.
     #[arg(long)]
     all: bool,
-    /// Write the headers of frames also to a new pcapng file.
+    /// Also write the headers of frames to a new pcapng file.
     ///
     /// It gets mode 0600, and the verdict of each frame as a comment. It must not exist.
     #[arg(long, value_name = "FILE.pcapng")]
@@ -268,7 +268,8 @@ fn warn(path: &Path, payload: bool) {
 
 // Prints a trace: one line per frame, and a table at the end.
 
-/// The name and version of the lines of `--json`. The version rises when a member is removed or changes its meaning.
+/// The name and version of the lines of `--json`. The version increases when a member is removed or changes its
+/// meaning.
 const LINES_SCHEMA: &str = "trace-lines/1";
 
 /// A line of `--json`. A reader ignores lines of a kind it does not know.

@@ -260,7 +260,7 @@ pub enum WebhookCertificateError {
         path: PathBuf,
     },
     /// Key and certificate do not match, or their type is not supported.
-    #[error("the key does not fit the certificate: {0}; both are read again when they change")]
+    #[error("the key does not match the certificate: {0}; both are read again when they change")]
     Mismatch(rustls::Error),
 }
 

@@ -183,8 +183,8 @@ fn occupied(port: &PortName, programs: &[OnDevice]) -> SteerError {
         OTHER_AGENT.to_owned()
     } else {
         format!(
-            "a device carries one XDP program: stop its owner, take it off with `ip link set dev {} xdp off` (`bpftool net` \
-             shows it), or set `steer: tcx` to keep it",
+            "a device carries one XDP program: stop its owner, detach it with `ip link set dev {} xdp off` (`bpftool \
+             net` shows it), or set `steer: tcx` to keep it",
             port.ifname
         )
     };
@@ -193,7 +193,7 @@ fn occupied(port: &PortName, programs: &[OnDevice]) -> SteerError {
 
 /// What to do about a program of another agent.
 pub(super) const OTHER_AGENT: &str =
-    "stop that xdp-imds, or, if it has ended, remove its pins by `xdp-imds release`";
+    "stop that xdp-imds, or, if it has ended, remove its pins with `xdp-imds release`";
 
 /// Fails for a device behind which no guest can be.
 pub(super) fn check_device(port: &PortName, ifindex: u32) -> Result<(), SteerError> {
@@ -227,7 +227,7 @@ pub(super) enum LinkFault {
 }
 
 impl HeldLink {
-    /// Keeps a link and pins it if a pin is given. If pinning fails, the program is taken off the device.
+    /// Keeps a link and pins it if a pin is given. If pinning fails, the program is detached from the device.
     pub(super) fn new(link: FdLink, pin: Option<Pin>) -> Result<Self, SteerError> {
         let link = LinkFd::of(&link).map_err(|source| SteerError::device("open a link again", source))?;
         match Self::keep(&link, pin) {
@@ -282,7 +282,7 @@ impl HeldLink {
         match self.try_detach() {
             Ok(()) => None,
             Err(error) => {
-                tracing::warn!("cannot prove that a program is off its device: {error}");
+                tracing::warn!("cannot prove that a program is detached from its device: {error}");
                 Some(self)
             }
         }

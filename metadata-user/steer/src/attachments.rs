@@ -722,12 +722,12 @@ impl Attachments {
                 Ok(link) => {
                     programs.put(on, Some(HeldLink::moved(link, self.pin_of(on, cookie, key))?));
                     path.remove()?;
-                    tracing::info!(%port, version, "took the port over from another version of the agent");
+                    tracing::info!(%port, version, "took over the port from another version of the agent");
                 }
                 Err(AttachError::Gone) => path.remove()?,
                 Err(_) => {
                     let holder = format!("the program that {path} keeps there");
-                    let remedy = format!("`xdp-imds release` of version {version} takes it off");
+                    let remedy = format!("`xdp-imds release` of version {version} detaches it");
                     return Err(SteerError::Occupied { port: port.clone(), holder, remedy });
                 }
             }

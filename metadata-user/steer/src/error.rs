@@ -20,7 +20,7 @@ pub enum SteerError {
     Pins(#[from] super::PinsError),
     /// A program could not be kept, and the kernel does not confirm that it is off its device.
     #[error(
-        "{reason}; the program that was to be taken off again may still be on its device: {source}; the number of its \
+        "{reason}; the program that was to be detached may still be on its device: {source}; the number of its \
          namespace is not used again"
     )]
     StillAttached {
@@ -151,7 +151,7 @@ pub enum SteerError {
     },
     /// The classifier cannot reach the hub from the namespace of the port.
     #[error(
-        "cannot steer {port} by tcx: from another network namespace this needs a ring, which this kernel did not \
+        "cannot steer {port} with tcx: from another network namespace this needs a ring, which this kernel did not \
          provide (see the log); set `steer: auto`, which keeps XDP for such ports, or `steer: xdp`"
     )]
     TcxElsewhere {
@@ -205,7 +205,7 @@ pub enum SteerError {
         mac: metadata_common::mac::Mac,
     },
     /// The table of ports is full.
-    #[error("{MAX_PORTS} ports are attached, as many as one node can own")]
+    #[error("{MAX_PORTS} ports are attached, the most that one node can own")]
     TooManyPorts,
 }
 

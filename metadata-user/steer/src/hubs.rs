@@ -24,7 +24,7 @@
 //! the device like frames of the host itself. On the hub tap `hub` passes it what is for devices that accept no
 //! redirected frames, and in the mode `tcx` everything. A tap of several queues then gets answers by the queue on which
 //! its guest sent the connection's last frame (`tun_flow_update` in drivers/net/tun.c), as it gets the host's own
-//! frames. XDP chooses the queue by the CPU, also one that the guest does not read.
+//! frames. XDP chooses the queue by the CPU, including one that the guest does not read.
 //!
 //! The tap for long answers has no XDP program, because the kernel would copy each frame into one piece for it and
 //! refuse to redirect a frame above the MTU. Each frame costs a socket buffer. This needs tcx (`features`), and

@@ -730,7 +730,7 @@ impl OrdinaryTable {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Makes the next load write the present table: a load overwrites data sections, also shared ones.
+    /// Makes the next load write the present table: a load overwrites data sections, including shared ones.
     pub(super) fn prepare(&self, loader: &mut EbpfLoader<'static>) {
         loader.override_global(name::ORDINARY_SYMBOL, self.with(|state| state.wanted()), true);
     }

@@ -36,7 +36,7 @@ impl PinCover {
             true => {
                 "to another directory in the mount namespace of process 1, where the next agent starts, than in the agent's"
             }
-            false => "to another directory than the agent's",
+            false => "to a directory other than the agent's",
         };
         let (why, remedy) = match &self.by {
             Some((kind, at)) => {
@@ -184,7 +184,7 @@ mod tests {
                 &covered,
                 false,
                 [
-                    "another directory than the agent's",
+                    "a directory other than the agent's",
                     "bpf file system was mounted over it at /sys/fs/bpf",
                     "`umount /sys/fs/bpf`",
                 ],

@@ -14,7 +14,7 @@
 //!
 //! # Stubs
 //!
-//! Ports in other namespaces than the agent's have a small program in each namespace, and one shared instance of `port`
+//! Ports in namespaces other than the agent's have a small program in each namespace, and one shared instance of `port`
 //! and of `port_tcx` behind them all.
 //!
 //! ```text
@@ -222,7 +222,7 @@ impl Object {
 
     /// Counts one more port in a namespace and returns the number of the namespace.
     ///
-    /// Pair it with [`Object::release`], also when attaching the port fails afterwards.
+    /// Pair it with [`Object::release`], even when attaching the port fails afterwards.
     pub(super) fn acquire(&mut self, cookie: Cookie) -> Result<u32, SteerError> {
         let number = match self.instances.get(&cookie) {
             Some(instance) => instance.number,

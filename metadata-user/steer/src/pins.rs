@@ -50,7 +50,7 @@ const BPFFS: &str = "/sys/fs/bpf";
 fn way_to_bpffs(pins: &Path) -> &'static str {
     match pins.starts_with(BPFFS) {
         true => "`mount -t bpf bpf /sys/fs/bpf`",
-        false => "name a directory below /sys/fs/bpf by `pins` or --pins",
+        false => "name a directory below /sys/fs/bpf with `pins` or --pins",
     }
 }
 
@@ -69,7 +69,7 @@ pub enum PinsError {
     },
     /// Others may write to the directory.
     #[error(
-        "{} is writable for others than its owner (mode {mode:04o}), who could plant programs there; run \
+        "{} is writable by users other than its owner (mode {mode:04o}), who could plant programs there; run \
          `chmod 0700 {0}` if it is yours, or choose another with --pins", path.display()
     )]
     Exposed {
@@ -109,7 +109,7 @@ pub enum PinsError {
     },
     /// There is nothing to take over.
     #[error(
-        "cannot take over the pins in {}: {reason}; the running agent goes on: to replace it, stop it and start this \
+        "cannot take over the pins in {}: {reason}; the running agent continues: to replace it, stop it and start this \
          one again; in a DaemonSet, delete the pod of the running one (ports that are pinned stay closed in between)",
         path.display()
     )]
@@ -808,7 +808,7 @@ mod tests {
             let error = PinDirectory::open(&pins, true).err().expect("a refusal");
             assert!(matches!(error, PinsError::NoBpffs { .. }), "{error}");
             let said = error.to_string();
-            assert!(said.contains("below /sys/fs/bpf by `pins`") && said.contains("--no-pins"), "{said}");
+            assert!(said.contains("below /sys/fs/bpf with `pins`") && said.contains("--no-pins"), "{said}");
         }
         let said = PinsError::NoBpffs { path: "/sys/fs/bpf/xdp-imds".into() }.to_string();
         assert!(said.contains("`mount -t bpf bpf /sys/fs/bpf`, or"), "{said}");

@@ -68,7 +68,7 @@ pub struct DeviceState {
     pub master: Option<(String, String)>,
     /// XDP programs on it.
     pub xdp: Vec<Program>,
-    /// Classifiers attached by tcx to its ingress; `None` if the kernel has no such query.
+    /// Classifiers attached through tcx to its ingress; `None` if the kernel has no such query.
     pub tcx: Option<Vec<Program>>,
     /// Classifiers attached by a queueing discipline (`clsact`, `ingress`) to its ingress.
     pub filters: Vec<Filter>,
@@ -328,7 +328,7 @@ pub fn hub_devices(prefix: &str, hubs: u32) -> Result<Vec<(String, String)>, Pro
     Ok(found)
 }
 
-/// The devices of hubs, as [`hub_devices`] has them, that are down or have another MTU than the agent gave them.
+/// The devices of hubs, as [`hub_devices`] has them, that are down or do not have the MTU that the agent set.
 ///
 /// # Errors
 /// If the kernel refuses to list devices.

@@ -31,7 +31,7 @@ pub(crate) struct Secret {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Makes a key by OpenSSL, as an operator would who looks after keys.
+/// Makes a key with OpenSSL, as an operator would who looks after keys.
 pub(crate) fn make_key(path: &Path, algorithm: &str) -> Secret {
     let words: &[&str] = match algorithm {
         "ES256" => &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"],

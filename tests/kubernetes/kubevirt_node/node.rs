@@ -143,7 +143,7 @@ impl Node {
         self.pod_on(number, Identity::of(number).mac)
     }
 
-    /// Like [`Node::pod`], with a NIC of another MAC than the guest's.
+    /// Like [`Node::pod`], with a NIC of a MAC other than the guest's.
     pub(crate) fn pod_on(&self, number: u16, nic: Mac) -> Pod<'_> {
         let identity = Identity::of(number);
         let network = PodNetwork::new(self.host.ns()).expect("a namespace");

@@ -46,7 +46,7 @@ pub const IMPOSTOR: &str = "drop_unknown_mac";
 /// Path of the agent built beside the running program, in Cargo's layout `target/<profile>/`.
 ///
 /// # Errors
-/// Fails if the agent is not built, or was built from other sources than the running program. The error names the
+/// Fails if the agent is not built, or was built from sources other than the running program. The error names the
 /// remedy.
 pub fn binary() -> Result<PathBuf> {
     static CHECKED: OnceLock<std::result::Result<PathBuf, String>> = OnceLock::new();

@@ -38,7 +38,7 @@ pub(crate) struct Facts {
     pub(crate) version: Option<String>,
     /// What the binary before it says of itself.
     pub(crate) previous: Option<String>,
-    /// The unit in place was written by somebody else.
+    /// The unit in place was written by someone else.
     pub(crate) foreign_unit: bool,
     /// There is a configuration.
     pub(crate) config: bool,
@@ -145,7 +145,8 @@ fn elf(architecture: Architecture) -> u16 {
 
 /// Builds the agent for a machine, as uname(1) names it; returns the path of the binary.
 pub(crate) fn build(machine: &str, profile: &str) -> Result<PathBuf> {
-    let architecture = Architecture::named(machine).context("build an agent, and name it by --agent FILE")?;
+    let architecture =
+        Architecture::named(machine).context("build an agent, and name it with --agent FILE")?;
     architecture.build_static(profile)
 }
 
@@ -210,7 +211,7 @@ fn name(text: &str) -> Result<String, String> {
 pub(crate) enum Host {
     /// This one.
     Here,
-    /// Another one, by ssh.
+    /// Another one, over ssh.
     Ssh {
         /// The host's name for ssh.
         name: String,

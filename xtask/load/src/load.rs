@@ -20,7 +20,7 @@ of the new agent runs first, and if it fails, nothing is changed.
 Examples:
   Load this host:
       cargo xtask load
-  Load or upgrade two hypervisors by ssh:
+  Load or upgrade two hypervisors over ssh:
       cargo xtask load --host hv1 hv2
   Go back to the binary before:
       cargo xtask load --host hv1 --rollback";

@@ -136,7 +136,7 @@ fn empty(out: &Path) -> Result<()> {
     if out.join(SUMS).is_file() || (has_files && unfinished(out)?) {
         fs::remove_dir_all(out).with_context(|| format!("cannot replace {}", out.display()))?;
     } else if has_files {
-        bail!("{} has files that are not of a release; name another directory by --out", out.display());
+        bail!("{} has files that are not of a release; name another directory with --out", out.display());
     }
     fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))
 }

@@ -211,7 +211,7 @@ pub mod verbs {
     pub const LAB: &str = "Keep a lab up: a node and guests to work with by hand";
     /// `cargo xtask load`.
     pub const LOAD: &str =
-        "Load or upgrade the agent on this host or on others by ssh, and wait until it serves";
+        "Load or upgrade the agent on this host or on others over ssh, and wait until it serves";
     /// `cargo xtask manifests`.
     pub const MANIFESTS: &str = "Render and check the deployment manifests, without a cluster";
     /// `cargo xtask run`.

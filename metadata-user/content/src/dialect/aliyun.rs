@@ -39,7 +39,7 @@ const TTL: &str = "X-aliyun-ecs-metadata-token-ttl-seconds";
 
 static OPTIONAL: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| [tokens::optional(TOKEN, TokenKind::AliYun)]);
 static REQUIRED: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| [tokens::required(TOKEN, TokenKind::AliYun)]);
-/// The same, also for requests through a proxy.
+/// The same, including for requests through a proxy.
 static OPTIONAL_UNPROXIED: LazyLock<[RequestGuard; 2]> =
     LazyLock::new(|| [UNPROXIED[0].clone(), OPTIONAL[0].clone()]);
 static REQUIRED_UNPROXIED: LazyLock<[RequestGuard; 2]> =

@@ -59,7 +59,7 @@ const NO_IMAGE: &str = "ami-00000000";
 
 static OPTIONAL: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| [tokens::optional(TOKEN, TokenKind::Aws)]);
 static REQUIRED: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| [tokens::required(TOKEN, TokenKind::Aws)]);
-/// The same, also for requests through a proxy.
+/// The same, including for requests through a proxy.
 static OPTIONAL_UNPROXIED: LazyLock<[RequestGuard; 2]> =
     LazyLock::new(|| [UNPROXIED[0].clone(), OPTIONAL[0].clone()]);
 static REQUIRED_UNPROXIED: LazyLock<[RequestGuard; 2]> =
@@ -212,7 +212,7 @@ fn network(record: &Record, tree: &mut Tree<'_, '_>) {
 }
 
 /// Returns the leaves of one NIC. Without `vpc-id`, cloud-init treats the VM as EC2 Classic and renders its network
-/// anew at each boot.
+/// again at each boot.
 fn interface(record: &Record, number: usize, nic: &Nic) -> Vec<(&'static str, String)> {
     let lines = |values: Vec<String>| (!values.is_empty()).then(|| values.join("\n"));
     let addresses =

@@ -22,7 +22,7 @@ pub(super) static DIALECT: Description = Description::new(
         Mount::open("/v1/vendor-data"),
         Mount::open("/v1/network-config"),
     ],
-    "cloud-init 22.4 booted, also by libvirt; `DataSourceNoCloudNet`; curl",
+    "cloud-init 22.4 booted, including under libvirt; `DataSourceNoCloudNet`; curl",
     render,
 );
 

@@ -13,7 +13,7 @@ use super::parse::TARGET_MAX;
 /// Why a target has no path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// Neither origin-form nor absolute form, another scheme than `http`, no host, a bad escape, NUL, an encoded
+    /// Neither origin-form nor absolute form, a scheme other than `http`, no host, a bad escape, NUL, an encoded
     /// slash, or a dot segment. The answer is 400.
     #[error("expected a path without dot segments, with escapes of two hex digits")]
     Malformed,

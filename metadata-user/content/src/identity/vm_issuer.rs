@@ -198,8 +198,8 @@ impl VmIssuer {
         self.nics.set(slot, mac);
     }
 
-    /// Returns a number that no other `VmIssuer` of the node has. After a change of the record, waiting requests see
-    /// another number and order anew.
+    /// Returns a number that no other `VmIssuer` of the node has. After a change of the record, waiting
+    /// requests see another number and are ordered again.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number

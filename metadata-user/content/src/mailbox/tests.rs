@@ -29,7 +29,7 @@ fn the_records_password_is_served_until_saved_and_again_after_a_change() {
     mailbox.take_password();
     assert!(mailbox.password_taken());
     mailbox.note_record("renamed", Some("first"));
-    assert!(mailbox.password_taken(), "the record was rendered anew with the same password");
+    assert!(mailbox.password_taken(), "the record was rendered again with the same password");
     for changed in [Some("second"), Some("first"), None] {
         mailbox.note_record("web", changed);
         assert!(!mailbox.password_taken(), "a changed password is served again");

@@ -251,7 +251,7 @@ impl Validator<'_> {
             } else {
                 "no dialect serves them"
             };
-            let message = format!("the record has user_data of its own, so {others}; leave one of both out");
+            let message = format!("the record has user_data of its own, so {others}; leave one of them out");
             self.warn(&here, message);
         }
         if record.metadata.0.contains_key(SYSTEMD_ATTRIBUTE) {

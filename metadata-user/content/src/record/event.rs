@@ -134,7 +134,7 @@ impl AnnouncedEvent {
         Self { event, announced: timestamp(now_unix), acknowledged: None }
     }
 
-    /// Replaces the event by another of its id. An acknowledgement stays, unless the event was over and comes anew.
+    /// Replaces the event by another of its id. An acknowledgement stays, unless the event was over and comes again.
     fn replace(&mut self, event: ScheduledEvent, now_unix: u64) {
         if event.is_pending() && !self.event.is_pending() {
             *self = Self::new(event, now_unix);
@@ -208,7 +208,7 @@ pub enum EventRefused {
     )]
     OfRecord(String),
     /// The record of the VM is not in force.
-    #[error("expected a record in force; the VM of this one is served from another record, or not yet")]
+    #[error("expected a record in force; this VM is served from another record, or is not served yet")]
     NotInForce,
     /// The event has happened.
     #[error(

@@ -41,7 +41,7 @@ pub struct Vm {
     pub name: Line,
     /// Tenant or Kubernetes namespace.
     pub namespace: Option<AnyLine>,
-    /// `instance-id` of NoCloud and OpenStack; the UUID by default. Change it only with a VM that is built anew: its
+    /// `instance-id` of NoCloud and OpenStack; the UUID by default. Change it only with a VM that is rebuilt: its
     /// guest then runs cloud-init as at a first boot, and what its predecessor wrote is removed.
     pub instance_id: Option<Line>,
     /// Instance id of EC2 and AliYun; derived from the owner by default.

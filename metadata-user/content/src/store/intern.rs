@@ -34,7 +34,8 @@ impl Notation {
 /// when their bytes have grown by an eighth.
 ///
 /// The hash is fast and not collision-resistant. Operators control the interned values through the records, and tenants
-/// those of their own VMs, so each process seeds it anew. Values of equal hashes are compared before they are shared.
+/// those of their own VMs, so each process has a seed of its own. Values of equal hashes are compared before they are
+/// shared.
 #[derive(Default)]
 pub struct Interner {
     bytes: HashSet<Bytes>,

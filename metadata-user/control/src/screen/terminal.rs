@@ -73,7 +73,7 @@ impl EndConditions {
     }
 }
 
-/// Shows the view until it ends. Asks every `interval`. The terminal is then as it was, also after a panic.
+/// Shows the view until it ends. Asks every `interval`. The terminal is then as it was, even after a panic.
 ///
 /// # Errors
 /// The terminal cannot be used.

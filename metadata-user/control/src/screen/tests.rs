@@ -1,7 +1,7 @@
 //! Screens, as text and key by key.
 //!
-//! `golden/` has the screens. With `XDP_IMDS_WRITE_SCREENS=1` the tests write them anew; read the difference before you
-//! commit it.
+//! `golden/` has the screens. With `XDP_IMDS_WRITE_SCREENS=1` the tests write them again; read the difference before
+//! you commit it.
 
 use std::path::Path;
 
@@ -167,7 +167,7 @@ fn check(name: &str, screen: &Screen, size: (u16, u16), look: TerminalStyle) {
         std::fs::write(&path, &text).expect("a file");
     }
     let expected = std::fs::read_to_string(&path).expect("a screen");
-    assert!(text == expected, "{file} differs; XDP_IMDS_WRITE_SCREENS=1 writes it anew. Now:\n{text}");
+    assert!(text == expected, "{file} differs; XDP_IMDS_WRITE_SCREENS=1 writes it again. Now:\n{text}");
     assert!(
         text.lines().count() <= size.1.into()
             && text.lines().all(|line| line.chars().count() <= size.0.into())
@@ -193,7 +193,7 @@ fn screens_are_as_in_their_files() {
     check("help", &Screen { shown: ScreenContent::Help, ..filled() }, (80, 24), ASCII);
     check("filter", &Screen { typed: Some("web".into()), ..filled() }, (80, 24), ASCII);
     check("first", &Screen::default(), (80, 24), ASCII);
-    let away = || Err("no agent serves with the run directory /run/xdp-imds".to_owned());
+    let away = || Err("no agent runs with the run directory /run/xdp-imds".to_owned());
     let mut screen = filled();
     screen.on_answer(away());
     check("away", &screen, (80, 24), ASCII);

@@ -21,7 +21,7 @@ const FIELDS: usize = 32;
 pub enum ClientError {
     /// No agent listens.
     #[error(
-        "no agent serves with the run directory {}: {source}; start one by `systemctl start xdp-imds` or `xdp-imds serve`, or name its directory with --run", path.display()
+        "no agent runs with the run directory {}: {source}; start one with `systemctl start xdp-imds` or `xdp-imds serve`, or name its directory with --run", path.display()
     )]
     NoAgent {
         /// The directory.
@@ -31,8 +31,8 @@ pub enum ClientError {
     },
     /// The caller lacks permission.
     #[error(
-        "may not ask the agent of {}: {source}; try as root, as the agent's user, or as a member of the group that \
-         `api.group` of the configuration names", path.display()
+        "not permitted to query the agent in {}: {source}; try as root, as the agent's user, or as a member of the \
+         group that `api.group` of the configuration names", path.display()
     )]
     Forbidden {
         /// The directory.
@@ -46,7 +46,7 @@ pub enum ClientError {
          agent that hangs", silence(.0)
     )]
     Mute(io::Error),
-    /// The agent sent another status than success.
+    /// The agent sent a status other than success.
     #[error("{}", refusal(*status, text))]
     Refused {
         /// The HTTP status.
@@ -70,9 +70,9 @@ pub(crate) fn refusal(status: u16, text: &str) -> String {
         (404 | 405, "") => "the agent does not know this request, so it is probably of an earlier version than this \
                             command; `xdp-imds status` names the version that runs: restart the agent with this one"
             .into(),
-        (200..=299, _) => "the agent's answer cannot be read, so it is probably of another version than this command; \
-                           `xdp-imds status` names the version that runs: use the command of that version, or restart \
-                           the agent with this one"
+        (200..=299, _) => "the agent's answer cannot be read, so it is probably of a different version than this \
+                           command; `xdp-imds status` names the version that runs: use the command of that version, \
+                           or restart the agent with this one"
             .into(),
         (503 | 504, text) => {
             let text = if text.is_empty() { "busy or ending" } else { text };
@@ -285,7 +285,7 @@ mod tests {
         for (status, text, said) in [
             (404, "", "does not know this request, so it is probably of an earlier version"),
             (404, "no guest is called x", "refused the request: no guest is called x"),
-            (200, "<html>", "cannot be read, so it is probably of another version"),
+            (200, "<html>", "cannot be read, so it is probably of a different version"),
             (503, "busy\n", "cannot answer now: busy; try again"),
             (503, "", "busy or ending; try again"),
             (500, "", "journalctl -u xdp-imds"),

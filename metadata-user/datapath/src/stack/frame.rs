@@ -189,7 +189,8 @@ impl ArpAnswer {
     }
 }
 
-/// The reply to an ARP packet. There is one if the packet requests a served address (RFC 826), also for a probe from
+/// The reply to an ARP packet. There is one if the packet requests a served address (RFC 826), including for a probe
+/// from
 /// 0.0.0.0 (RFC 5227 §2.1.1).
 pub(super) fn answer_arp(
     arp: &[u8],

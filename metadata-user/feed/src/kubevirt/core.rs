@@ -180,7 +180,7 @@ impl KnownVmi {
 
 impl Core {
     /// Creates an empty core, whose records' generations start after `generation`. Pass the time since an epoch: it
-    /// grows faster than records change, so generations rise across restarts.
+    /// grows faster than records change, so generations increase across restarts.
     #[must_use]
     pub fn new(
         node: String,

@@ -53,7 +53,7 @@ pub const WAIT: Duration = Duration::from_secs(2);
 pub const CALLS: usize = 64;
 /// Longest life of a connection, beside the hold of a migration.
 pub const LIFE: Duration = Duration::from_secs(8);
-/// How many migrations the hold remembers, so that a call that is repeated does not begin it anew.
+/// How many migrations the hold remembers, so that a call that is repeated does not begin it again.
 pub const MIGRATIONS: usize = 256;
 /// Most bytes of a call. etcd accepts objects of 1.5 MiB, and JSON needs more bytes for the same object.
 pub const BYTES: usize = 4 << 20;

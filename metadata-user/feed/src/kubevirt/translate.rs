@@ -523,8 +523,8 @@ pub enum VmiProblem {
     /// The NIC is on passt, and the options do not serve passt.
     #[error(
         "NIC `{nic}`: binding `{binding}` is not served because it has no tap; use masquerade, bridge or a plugin with \
-         a tap for the NIC that asks for metadata, or have the agent serve the pod's own sockets by \
-         `kubevirt: {{passt: listen}}`"
+         a tap for the NIC that asks for metadata, or have the agent serve the pod's own \
+         sockets with `kubevirt: {{passt: listen}}`"
     )]
     Passt {
         /// The NIC.
@@ -534,7 +534,8 @@ pub enum VmiProblem {
     },
     /// The inlet for the NIC on passt does not exist yet.
     #[error(
-        "NIC `{nic}`: the agent cannot accept passt's connections in its pod yet; if this lasts, the agent's log has the reason"
+        "NIC `{nic}`: the agent cannot accept passt's connections in its pod yet; \
+         if this persists, the agent's log has the reason"
     )]
     Inlet {
         /// The NIC.

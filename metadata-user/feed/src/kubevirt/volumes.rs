@@ -212,7 +212,7 @@ impl VolumeCache {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The content of a volume, parsed anew only if its version is new.
+    /// The content of a volume, parsed again only if its version is new.
     fn content(
         &self,
         volume: PodVolume<'_>,

@@ -16,7 +16,7 @@ use crate::record_part::{
 /// Types of interfaces that have taps (libvirt, docs/formatdomain.rst "Network interfaces").
 const TAPS: [&str; 3] = ["network", "bridge", "ethernet"];
 
-/// Prefixes of interface names that libvirt generates anew at each start (`VIR_NET_GENERATED_VNET_PREFIX` and related
+/// Prefixes of interface names that libvirt generates at each start (`VIR_NET_GENERATED_VNET_PREFIX` and related
 /// in src/util/virnetdev.h). Until a domain runs on this host, such names may belong to other taps.
 const GENERATED: [&str; 4] = ["vnet", "macvtap", "macvlan", "vif"];
 

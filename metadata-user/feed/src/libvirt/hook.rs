@@ -49,7 +49,7 @@ pub struct HookArgs {
     /// The directory with parts of records: UUID.yaml for a domain, defaults.yaml for all.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_FILES)]
     pub files: PathBuf,
-    /// Make a record of every domain, even without metadata or a file.
+    /// Make a record for every domain, even without metadata or a file.
     #[arg(long)]
     pub every_domain: bool,
     /// The domain's name.
@@ -221,7 +221,7 @@ fn write(
     if !has_port(&record) && path.exists() {
         composition.check(&LIMITS, &0.into())?;
         accept(&path)?;
-        log.print("its record stays as it is until its taps have names");
+        log.print("its record stays unchanged until its taps have names");
         return Ok(());
     }
     let old = read(&path);
@@ -255,7 +255,7 @@ fn write(
     let warnings = warnings.iter().map(Warning::to_string).chain(skipped).chain(exposed);
     let is = if is_new { "has a record" } else { "has an unchanged record" };
     let described = described(is, &record);
-    // For whoever has just changed its metadata by `virsh edit`, and wonders.
+    // For whoever has just changed its metadata with `virsh edit`, and wonders.
     let hint = if is_new { String::new() } else { format!("; {}", remedy(&domain.uuid)) };
     tell(is_new, &format!("{described}{hint}"), warnings, log);
     Ok(())
@@ -544,7 +544,7 @@ mod tests {
                         "{children} {text:?}: {reason}"
                     );
                     let edit = format!("`virsh metadata {UUID} {NAMESPACE} --key imds --live --edit`");
-                    assert!(reason.contains(&edit) && !reason.contains("by `virsh edit`"), "{reason}");
+                    assert!(reason.contains(&edit) && !reason.contains("with `virsh edit`"), "{reason}");
                     assert!(reason.contains(&format!("virsh dumpxml {UUID} | ")), "{reason}");
                     let mode = fs::metadata(room.record().with_extension(REFUSAL)).expect("there").mode();
                     assert_eq!(mode & 0o7777, 0o600);

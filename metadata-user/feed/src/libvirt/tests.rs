@@ -196,7 +196,7 @@ fn invalid_content_of_our_element_is_refused_with_its_line() {
         ("<i:meta key='a'>x</i:meta><i:meta key='a'>y</i:meta>", "`a` twice"),
         ("<i:address method='dhcp4'/>", "attribute `mac`"),
         ("<i:record>[sesame]</i:record>", "a mapping"),
-        ("<i:record>user_data: {text: 'sesame}</i:record>", "a fault of syntax"),
+        ("<i:record>user_data: {text: 'sesame}</i:record>", "a syntax error"),
         ("<i:record>user_data: {source: {file: other}}</i:record>", "`source`"),
         ("<x:hostname xmlns:x='http://example.org/'>a</x:hostname>", "of another"),
     ];
@@ -317,12 +317,9 @@ fn the_error_of_an_invalid_file_names_the_file_and_the_reason() {
     let huge = "x".repeat(FILE_BYTES + 1);
     let cases = [
         ("- sesame\n", "expected a mapping"),
-        (
-            "user_data: {text: 'sesame\n",
-            "expected a mapping in YAML, found a fault of syntax at its line 1: ",
-        ),
+        ("user_data: {text: 'sesame\n", "expected a mapping in YAML, found a syntax error at its line 1: "),
         ("placement: {region: sesame", "line 1: unclosed bracket '{'"),
-        ("a: sesame\n b: [sesame\n", "a fault of syntax at its line 2: "),
+        ("a: sesame\n b: [sesame\n", "a syntax error at its line 2: "),
         ("user_data: {source: {file: /etc/hostname}}\n", "inside the directory"),
         ("user_data: {source: {file: absent}}\n", "named by `source`"),
         ("user_data: {source: {file: .}}\n", "not a regular file"),

@@ -325,7 +325,7 @@ pub(super) async fn tend(
             }
             Err(error) => {
                 if !std::mem::replace(&mut complained, true) {
-                    tracing::warn!(%pod, "creating the inlet failed, another attempt follows: {error}");
+                    tracing::warn!(%pod, "creating the inlet failed; the agent tries again: {error}");
                 }
                 Some(RETRY)
             }

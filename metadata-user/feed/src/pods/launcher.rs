@@ -59,7 +59,7 @@ enum Reason {
     NoLauncher,
     #[error("it has no listener")]
     Deserted,
-    #[error("connecting is refused: {0}; for a socket of another user that takes CAP_DAC_OVERRIDE")]
+    #[error("connecting is refused: {0}; a socket of another user needs CAP_DAC_OVERRIDE")]
     Refused(io::Error),
     #[error("the listener is in another process namespace; the agent needs `hostPID: true`")]
     Unseen,

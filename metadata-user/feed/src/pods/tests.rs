@@ -170,7 +170,7 @@ async fn inlets_are_left_alone_for_a_while_before_a_takeover() {
     pause.begin();
     assert!(!ends_within(TAKEOVER_PAUSE / 2).await);
     pause.begin();
-    assert!(!ends_within(TAKEOVER_PAUSE * 3 / 4).await, "each call begins anew");
+    assert!(!ends_within(TAKEOVER_PAUSE * 3 / 4).await, "each call begins again");
     assert!(ends_within(TAKEOVER_PAUSE / 2).await);
 }
 

@@ -113,8 +113,8 @@ pub enum VolumeError {
     },
     /// A link leads out of the volume, or is on the way to it.
     #[error(
-        "{}: expected what kubelet writes, found a link that leads out of the volume; it is not followed: look who \
-         made it",
+        "{}: expected what kubelet writes, found a link that leads out of the volume; it is not followed: find \
+         out what made it",
         path.display()
     )]
     Outside {
@@ -142,7 +142,7 @@ pub enum VolumeError {
         limit: usize,
     },
     /// The kernel refuses a call.
-    #[error("{}: cannot read: {error}; it takes root or CAP_DAC_READ_SEARCH, and the kubelet's directory as it is on the node", path.display())]
+    #[error("{}: cannot read: {error}; this needs root or CAP_DAC_READ_SEARCH, and the kubelet's directory as it is on the node", path.display())]
     Io {
         /// The path.
         path: PathBuf,
@@ -499,10 +499,9 @@ impl VolumeWatch {
                         return written && !std::mem::replace(&mut known.told, true);
                     }
                     Err(error) if written => {
-                        let why =
-                            "its changes go unnoticed: more may be allowed by `fs.inotify.max_user_watches`";
+                        let why = "its changes go unnoticed: raise `fs.inotify.max_user_watches`";
                         if !std::mem::replace(&mut known.complained, true) {
-                            tracing::warn!(%pod, volume, %error, "cannot watch the volume, {why}");
+                            tracing::warn!(%pod, volume, %error, "cannot watch the volume; {why}");
                         }
                         self.missing.insert(key.clone());
                         return !std::mem::replace(&mut known.told, true);

@@ -263,9 +263,9 @@ fn put(text: &mut String, line: std::fmt::Arguments<'_>) {
 // ```
 // ````
 //
-// Who may edit a VM's options (`VM.Config.Options`) may edit its description, without other rights on the node. So the
-// block may say what the guest is told about itself, and nothing that decides which guest is asked, where secrets come
-// from, or how much of the node it may use.
+// Who may edit a VM's options (`VM.Config.Options`) may edit its description, without other permissions on the node. So
+// the block may say what the guest is told about itself, and nothing that decides which guest is asked, where secrets
+// come from, or how much of the node it may use.
 
 /// First line of the block.
 const OPEN: &str = "```imds";
@@ -304,7 +304,7 @@ pub(super) fn part(description: &str, file: &str) -> Result<Option<Value>, Proxm
         Some(other) => {
             let found = format!("`{}`", metadata_content::record::values::excerpt(other));
             let expected =
-                format!("only `image`, `instance_type`, `labels` and `metadata`; others belong into {file}");
+                format!("only `image`, `instance_type`, `labels` and `metadata`; others belong in {file}");
             wrong(&expected, found)
         }
         None => Ok(Some(fields.into())),

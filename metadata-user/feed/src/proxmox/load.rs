@@ -40,7 +40,7 @@ pub(super) type FileStamps = Arc<[(PathBuf, FileStamp)]>;
 #[derive(Debug)]
 pub(super) struct VmFiles {
     pub(super) outcome: LoadOutcome,
-    /// The files that were asked for, also those that do not exist.
+    /// The files that were asked for, including those that do not exist.
     pub(super) seen: FileStamps,
     /// The digest of what was read.
     pub(super) digest: VmDigest,

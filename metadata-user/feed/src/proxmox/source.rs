@@ -56,7 +56,7 @@ impl Source for ProxmoxSource {
         let directory = self.options.directory.display();
         let failing = report.failing.as_ref().map(|FailureStreak { since, reason, .. }| {
             format!(
-                "{directory} has not been readable for {since:.0} s: {reason}; `systemctl status pve-cluster` tells why"
+                "{directory} has not been readable for {since:.0} s: {reason}; `systemctl status pve-cluster` shows why"
             )
         });
         let read_only = report.read_only.then(|| {

@@ -382,7 +382,7 @@ pub enum ProxmoxProblem {
         found: String,
     },
     /// A setting of the file.
-    #[error("`{key}`: expected {expected}, found {found}; change it by `qm set`")]
+    #[error("`{key}`: expected {expected}, found {found}; change it with `qm set`")]
     Setting {
         /// The setting.
         key: String,

@@ -154,7 +154,7 @@ fn a_round_removes_the_records_its_source_did_not_publish() {
     }
     registry.apply(RecordSource::File, rejected("c.yaml"));
     registry.apply(RecordSource::Api, upsert("x", A, 1));
-    assert_eq!(registry.apply(RecordSource::File, FeedEvent::Synced), [], "nothing began anew");
+    assert_eq!(registry.apply(RecordSource::File, FeedEvent::Synced), [], "nothing began again");
     registry.begin(RecordSource::File);
     // An invalid file leaves the last good record.
     registry.apply(RecordSource::File, rejected("b.yaml"));

@@ -30,7 +30,7 @@ const FILE_BYTES: usize = 4 << 20;
 /// Why mailboxes cannot be stored.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "expected to {action} {path}, found: {source}; check the state directory and its rights{}",
+    "expected to {action} {path}, found: {source}; check the state directory and its permissions{}",
     unit_hint(source)
 )]
 pub struct MailboxError {
@@ -550,7 +550,7 @@ impl Mailboxes {
         is_its_own.then(|| FormerFile { uuid: uuid.to_owned(), waiting })
     }
 
-    /// Returns whether the file that this owner's UUID names was of other VMs than an operator's.
+    /// Returns whether the file that this owner's UUID names was of VMs other than an operator's.
     fn is_anothers(&self, owner: &Owner) -> bool {
         let in_charge = self.in_charge.load(Ordering::Relaxed);
         let former = locked(&self.former);

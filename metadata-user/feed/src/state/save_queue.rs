@@ -2,7 +2,7 @@
 //!
 //! One queue for all files: each has at most one write in it, because a later write replaces an earlier one. The writes
 //! take turns. What a guest wrote is therefore acknowledged before it is on disk, and it stays in memory until it is
-//! there: a full disk, a read-only mount or lost rights delay it, and [`SaveQueue::unsaved`] names it meanwhile.
+//! there: a full disk, a read-only mount or lost permissions delay it, and [`SaveQueue::unsaved`] names it meanwhile.
 
 #[cfg(test)]
 mod tests;
@@ -87,7 +87,7 @@ impl fmt::Display for UnsavedFiles {
         if *count > named.len() {
             write!(f, " and {} more", count - named.len())?;
         }
-        write!(f, ": {reason}; make room in the state directory or correct its rights")
+        write!(f, ": {reason}; make room in the state directory or correct its permissions")
     }
 }
 
@@ -272,8 +272,8 @@ impl SaveQueue {
         drop(queue);
         if is_first {
             tracing::warn!(
-                "not on disk: {file}: {error}; make room in the state directory or correct its rights; what is not on \
-                 disk is tried again every {} s at the latest",
+                "not on disk: {file}: {error}; make room in the state directory or correct its permissions; what is \
+                 not on disk is tried again every {} s at the latest",
                 RETRY_MOST.as_secs()
             );
         }

@@ -57,7 +57,7 @@ impl KeyFile {
     const fn remedy_of_form(self) -> &'static str {
         match self {
             Self::Own => "remove it to have a new key made",
-            Self::Given => "name another file, or write one by `xdp-imds token-key`",
+            Self::Given => "name another file, or write one with `xdp-imds token-key`",
             Self::Present => "name the file that `token_key` of the configuration names",
         }
     }
@@ -97,7 +97,7 @@ pub enum TokenKeyError {
         TokenKeys::VERSION, path.display(), of.remedy_of_version()
     )]
     Version {
-        /// The key file, which stays as it is.
+        /// The key file, which stays unchanged.
         path: PathBuf,
         /// The version found.
         found: u32,
@@ -243,7 +243,7 @@ fn set_aside(path: &Path) -> Result<(), TokenKeyError> {
     tracing::warn!(
         file = %path.display(),
         aside = %aside(path).display(),
-        "expected token keys, found something else: the file is set aside, and written anew"
+        "expected token keys, found something else: the file is set aside, and rewritten"
     );
     Ok(())
 }

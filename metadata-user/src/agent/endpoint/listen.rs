@@ -154,7 +154,7 @@ pub(crate) enum SocketError {
     )]
     Open { path: PathBuf, mode: u32 },
     /// Another agent listens there.
-    #[error("another agent serves with the run directory {}; --run gives this one its own", path.display())]
+    #[error("another agent runs with the run directory {}; --run gives this one its own", path.display())]
     Taken { path: PathBuf },
     /// The configured group does not exist.
     #[error("api.group: expected the name of a group in /etc/group, or its number, found `{name}`")]

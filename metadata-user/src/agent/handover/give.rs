@@ -178,7 +178,7 @@ impl DepartingAgent<'_> {
                 Some(question) = self.handover.questions.recv(), if passes_on => self.pass_on(&question).await,
                 _ = alive.tick() => service_manager::alive(),
                 _ = collect.tick() => self.node.collect(),
-                name = stop.recv() => return warn!("{name}: not waiting for connections"),
+                name = stop.recv() => return warn!("{name}: not waiting until connections end"),
                 now = check.tick() => if self.is_over(now, late, end) { return; },
             }
         }
@@ -210,7 +210,7 @@ impl DepartingAgent<'_> {
         if let Err(error) = self.wire.send(&PreviousAgentMessage::Ask(WireRequest::from(question))).await {
             self.is_connected = !matches!(error, WireError::Gone);
             self.handover.handing.answered(&question.connection, question.mark, None);
-            debug!("a question will be passed on again: {error}");
+            debug!("a request will be passed on again: {error}");
         }
     }
 
@@ -321,7 +321,7 @@ fn is_trusted(stream: &UnixStream) -> bool {
     let peer = stream.peer_cred().map(|peer| peer.uid());
     let trusted = peer.as_ref().is_ok_and(|uid| *uid == 0 || *uid == own);
     if !trusted {
-        warn!(?peer, "refused to hand over to a process of another user than root or the agent's own");
+        warn!(?peer, "refused to hand over to a process of a user other than root or the agent's own");
     }
     trusted
 }
@@ -405,7 +405,7 @@ fn common_version(oldest: u32, newest: u32) -> Option<u32> {
     (version >= oldest.max(OLDEST)).then_some(version)
 }
 
-/// Connects to the agent that runs; `None` if there is none.
+/// Connects to the running agent; `None` if there is none.
 pub(super) async fn connect(run: &Path) -> io::Result<Option<UnixStream>> {
     match UnixStream::connect(run.join(SOCKET)).await {
         Ok(stream) => Ok(Some(stream)),

@@ -172,7 +172,7 @@ impl Reporter {
             status.troubles.push("records come from the snapshot: their source is unavailable".into());
         }
         status.troubles.extend(self.refused_reload.as_ref().map(|reason| {
-            format!("the configuration was refused at the last reload, and stays as it was: {reason}")
+            format!("the configuration was refused at the last reload, and stays unchanged: {reason}")
         }));
         status.troubles.extend(self.refused_at_restart.iter().map(|reason| {
             format!("the agent would not start again with the configuration of the last reload: {reason}")

@@ -766,7 +766,7 @@ mod tests {
             (5, "/v1/user-data", 0),
             (50, "/poll", 0),
             (100, "/poll", 0),
-            // It polls until it reboots, and begins anew within the minute.
+            // It polls until it reboots, and begins again within the minute.
             (130, "/v1/meta-data", 0),
             (131, "/v1/user-data", 131),
             (135, "/v1/user-data", 131),

@@ -17,7 +17,7 @@ pub struct Facts {
     pub wanted: ConfigFacts,
     /// The kernel's version, features and settings.
     pub kernel: Kernel,
-    /// This process. The checks assume that the agent has the same rights and limits.
+    /// This process. The checks assume that the agent has the same permissions and limits.
     pub process: ProcessFacts,
     /// The directory in which the agent pins eBPF links and maps; `None` if it pins nothing.
     pub pins: Option<PinFacts>,
@@ -113,7 +113,7 @@ pub struct Capabilities {
     pub bounding: u64,
 }
 
-/// The rights and limits of this process.
+/// The permissions and limits of this process.
 #[derive(Clone, Debug)]
 pub struct ProcessFacts {
     /// The effective user ID.
@@ -210,7 +210,7 @@ pub struct RecordFacts {
     pub same_vm: Vec<(String, String, String)>,
     /// Why records lack credentials: the first few, a sentence each.
     pub lacking: Vec<String>,
-    /// Files of records and of what they name by `source` that others may read or change: the first few, with their
+    /// Files of records and of what they name in `source` that others may read or change: the first few, with their
     /// modes.
     pub open_files: Vec<(PathBuf, u32)>,
     /// The name of the first record that the process has no permission to open.
@@ -244,7 +244,7 @@ pub struct NodeFacts {
     pub agent: Option<u32>,
     /// The user ID of this process when it began to listen; `None` without one.
     pub agent_user: Option<u32>,
-    /// The devices of hubs that are down, or have another MTU than the agent gave them.
+    /// The devices of hubs that are down, or do not have the MTU that the agent set.
     pub hub_down: Vec<String>,
     /// Why the running agent gave no status, and whether it is silent; `None` if it gave one, or if none runs.
     pub silence: Option<AgentSilence>,

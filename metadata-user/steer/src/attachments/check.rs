@@ -24,7 +24,7 @@ use super::{AttachedPort, Attachments};
 pub const CHECK_EVERY: Duration = Duration::from_secs(30);
 /// Ports checked in one call of [`Steering::check`](crate::Steering::check), which blocks meanwhile: about 3 ms.
 pub const CHECKED_AT_ONCE: usize = 1_024;
-/// Programs kept for another attempt to take them off. The pins of further ones are left to the next agent.
+/// Programs kept for another attempt to detach them. The pins of further ones are left to the next agent.
 const MAX_REMAINS: usize = 1_024;
 
 /// The result of the checks.
@@ -61,7 +61,7 @@ pub(super) struct Checks {
     is_restoring: bool,
     /// A device of a hub has changed since the last call.
     is_hub_changed: bool,
-    /// Programs that were to be taken off and may still be attached, [`MAX_REMAINS`] at most.
+    /// Programs that were to be detached and may still be attached, [`MAX_REMAINS`] at most.
     remains: Vec<HeldLink>,
 }
 
@@ -79,7 +79,7 @@ struct FaultTally {
 }
 
 impl Checks {
-    /// Keeps programs for another attempt to take them off.
+    /// Keeps programs for another attempt to detach them.
     pub(super) fn keep(&mut self, remains: Vec<HeldLink>) {
         let room = MAX_REMAINS - self.remains.len();
         self.remains.extend(remains.into_iter().take(room));
@@ -105,7 +105,7 @@ impl Checks {
                     fault = fault.name(),
                     place,
                     repaired = repaired.is_ok(),
-                    "somebody else changed what the agent attached"
+                    "another program changed what the agent attached"
                 ),
             }
         }
@@ -140,13 +140,13 @@ impl FaultTally {
         let was = if *count == 1 { "was" } else { "were" };
         let what = match fault {
             AttachmentFault::Detached => {
-                format!("{} {was} detached by somebody else", counted(*count, "eBPF program"))
+                format!("{} {was} detached by another program", counted(*count, "eBPF program"))
             }
             AttachmentFault::Replaced => {
-                format!("{} {was} replaced by somebody else", counted(*count, "eBPF program"))
+                format!("{} {was} replaced by another program", counted(*count, "eBPF program"))
             }
             AttachmentFault::Unpinned => {
-                format!("{} {was} removed or replaced by somebody else", counted(*count, "pin"))
+                format!("{} {was} removed or replaced by another program", counted(*count, "pin"))
             }
             AttachmentFault::Hidden => return example.clone(),
             AttachmentFault::Released => {
@@ -158,7 +158,7 @@ impl FaultTally {
                 );
             }
             AttachmentFault::Down => format!(
-                "{} of the hub {was} set down, or got another MTU, by somebody else",
+                "{} of the hub {was} set down, or got another MTU, by another program",
                 counted(*count, "device")
             ),
             AttachmentFault::Unknown if *count == 1 => "1 link, pin or device cannot be examined".to_owned(),
@@ -175,7 +175,7 @@ impl FaultTally {
                  hub's devices alone"
             ),
             (0, _) => format!("{first}; attached again"),
-            (some, AttachmentFault::Unknown) => format!("{first}: {error} ({some} in all)"),
+            (some, AttachmentFault::Unknown) => format!("{first}: {error} ({some} in total)"),
             (some, _) => format!("{first}; {some} of them could not be restored: {error}"),
         }
     }

@@ -56,7 +56,7 @@ pub enum SteeringProgram {
 pub(crate) struct Programs {
     xdp: Option<HeldLink>,
     tcx: Option<HeldLink>,
-    /// Programs that were to be taken off and may still be attached.
+    /// Programs that were to be detached and may still be attached.
     remains: Vec<HeldLink>,
     watch: Watch,
 }

@@ -17,7 +17,7 @@ if [ -e "$lib/next/records" ]; then rmdir "$records"; fi
 rm -rf "$lib/next"
 # Only what is empty: another load may have filled them.
 rmdir "$lib" "$(dirname "$config")" 2>/dev/null || true
-# Without a start nothing was asked of the agent that runs, even if it does not answer here.
+# Without a start nothing was asked of the running agent, even if it does not answer here.
 if [ "$started" = no ] || [ -z "$1" ] || answers "$binary" "$1"; then
     echo "nothing was changed; an agent that ran before still serves" >&2
     exit 0

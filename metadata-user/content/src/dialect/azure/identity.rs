@@ -21,7 +21,7 @@ use crate::store::{LiveOutcome, LiveRequest, LiveRoute};
 
 /// Why a token may be there later.
 const NOT_YET: &str = "The identity has no valid token yet";
-/// Parameters that name an identity by other means than its client id. Records have none of them.
+/// Parameters that name an identity by means other than its client id. Records have none of them.
 const OTHER_NAMES: [&str; 3] = ["object_id", "msi_res_id", "mi_res_id"];
 
 /// Serves the tokens of one VM.

@@ -419,7 +419,7 @@ fn the_error_of_an_invalid_record_names_the_part_that_makes_it_so() {
     );
     let block = format!("#```imds\n#hostname: {{}}\n#```\n{GUIDE}");
     let error = made(&block, &given()).expect_err("no field of the block").to_string();
-    assert!(error.contains("others belong into /etc/xdp-imds/proxmox/123.yaml, found `hostname`"), "{error}");
+    assert!(error.contains("others belong in /etc/xdp-imds/proxmox/123.yaml, found `hostname`"), "{error}");
 }
 
 #[test]

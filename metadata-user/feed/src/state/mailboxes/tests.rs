@@ -116,7 +116,7 @@ fn all_slots_of_a_vm_share_a_mailbox_that_outlives_a_new_record() {
     mailboxes.forget(&record.owner()).expect("nothing on disk");
     assert!(
         !mailboxes.for_record(RecordSource::File, "web.yaml", &record).password_taken(),
-        "the next VM of that owner begins anew"
+        "the next VM of that owner begins again"
     );
 }
 

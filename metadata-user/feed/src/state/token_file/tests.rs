@@ -133,7 +133,7 @@ fn a_removed_key_file_ends_all_tokens() {
     let keyring = open(&path);
     let token = keyring.mint(TokenKind::Aws, VM, 60, NOW);
     fs::remove_file(&path).expect("removed");
-    assert!(rotate_if_older(&keyring, &path, MONTH, NOW).expect("made anew"));
+    assert!(rotate_if_older(&keyring, &path, MONTH, NOW).expect("made again"));
     assert!(!keyring.verify(TokenKind::Aws, VM, token.as_bytes(), NOW));
 }
 
@@ -255,6 +255,6 @@ fn agents_with_a_shared_key_file_accept_each_others_tokens_and_its_next_key() {
     let newer = there.mint(TokenKind::Aws, VM, 3_600, NOW);
     assert!(!here.verify(TokenKind::Aws, VM, newer.as_bytes(), NOW), "the key is another");
     fs::remove_file(&path).expect("removed");
-    assert!(!follow(&there, &path).expect("it stays as it was"));
+    assert!(!follow(&there, &path).expect("it stays unchanged"));
     assert!(there.verify(TokenKind::Aws, VM, newer.as_bytes(), NOW));
 }

@@ -326,7 +326,7 @@ pub(super) fn invalid_event(reason: &str) -> ApiProblem {
 /// The guest has not acknowledged the event in time.
 pub(super) fn not_acknowledged(event: &str, timeout: Duration) -> ApiProblem {
     let detail =
-        format!("the guest has not acknowledged the event `{event}` within {timeout:?}; go on without");
+        format!("the guest has not acknowledged the event `{event}` within {timeout:?}; continue without it");
     problem(StatusCode::GATEWAY_TIMEOUT, "not-acknowledged", "Not acknowledged in time", detail)
 }
 
@@ -349,21 +349,20 @@ pub(super) fn busy() -> ApiProblem {
 pub(super) fn not_kept(error: &io::Error) -> ApiProblem {
     let detail = format!(
         "nothing was changed, because the record cannot be written to the state directory: {error}; make room there, or \
-         correct its rights"
+         correct its permissions"
     );
     problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be stored", detail)
 }
 
 pub(super) fn still_on_disk(unsaved: &UnsavedFiles) -> ApiProblem {
     let detail = format!(
-        "removed, and the guest no longer gets it, but the disk still has it, which the agent tries again: {unsaved}"
+        "removed, and the guest no longer gets it, but it is still on disk, and the agent tries again: {unsaved}"
     );
     problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be stored", detail)
 }
 
 pub(super) fn event_still_unwritten(unsaved: &UnsavedFiles) -> ApiProblem {
-    let detail =
-        format!("the guest is told, but the disk does not have it, which the agent tries again: {unsaved}");
+    let detail = format!("the guest is told, but it is not on disk, and the agent tries again: {unsaved}");
     problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be stored", detail)
 }
 

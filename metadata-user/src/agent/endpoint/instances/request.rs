@@ -213,8 +213,8 @@ fn name<'a>(uri: &'a Uri, prefix: &str) -> Result<Cow<'a, str>, ApiProblem> {
     percent_decode_str(name).decode_utf8().map_err(|_| bad_request("a name in UTF-8", "other bytes"))
 }
 
-/// The record of a source with this name. The names of other sources than the API may have any letters, such as those of
-/// a file.
+/// The record of a source with this name. The names of sources other than the API may have any letters, such as those
+/// of a file.
 fn id(source: RecordSource, name: &str) -> Result<RecordId, ApiProblem> {
     if source == RecordSource::Api && !is_name(name) {
         let expected = format!(

@@ -146,7 +146,7 @@ impl NodePorts {
         if has_its && is_first(&self.troubles) {
             let reason = format!(
                 "the tap stays open: expected at most {CLOSED_MOST} taps without a record in one network namespace, found \
-                 more; look who made them"
+                 more; find out what made them"
             );
             self.troubles.report(port, &reason);
         }

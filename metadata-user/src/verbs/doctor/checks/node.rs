@@ -51,8 +51,8 @@ fn agent(node: &NodeFacts) -> Check {
         (Some(pid), _) => Check::ok(
             name,
             format!(
-                "an agent (process {pid}) runs with this run directory; another takes over by `serve --takeover`, or has its \
-                 own --run, --pins and --hub"
+                "an agent (process {pid}) runs with this run directory; another takes over with `serve --takeover`, \
+                 or has its own --run, --pins and --hub"
             ),
         ),
         (None, Some(path)) => {
@@ -124,7 +124,8 @@ fn hub(node: &NodeFacts, prefix: &str) -> Check {
         (false, _, Some(_)) if !node.hub_down.is_empty() => Check::fail(
             name,
             format!(
-                "{} of the running agent is down, or has another MTU than the agent gave it: its guests get no answer",
+                "{} of the running agent is down, or does not have the MTU that the agent set: \
+                 its guests get no answer",
                 node.hub_down.join(", ")
             ),
             "devices that are up, as the agent made them",
@@ -186,7 +187,7 @@ pub(super) fn problems(node: &NodeFacts, others: &[Check]) -> Vec<Check> {
             "agent.problems",
             format!("the running agent says: {found}"),
             "a running agent without problems",
-            "Do what it says; `xdp-imds status` lists a problem until it is mended",
+            "Do what it says; `xdp-imds status` lists a problem until it is fixed",
         )
     };
     listed.chain(more.as_deref()).map(problem).collect()
@@ -217,7 +218,7 @@ fn refused(refused: &RefusedRecord) -> Check {
     check.of(&refused.record)
 }
 
-/// A guest that uses another MAC than its record says gets no answer.
+/// A guest whose MAC is not the one in its record gets no answer.
 fn mac_mismatch(found: &MacMismatch) -> Check {
     let expected: Vec<_> = found.expected.iter().map(ToString::to_string).collect();
     let why = match &expected[..] {

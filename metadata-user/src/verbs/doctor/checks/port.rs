@@ -262,12 +262,12 @@ fn xdp(facts: &Facts, port: &PortFacts, device: &DeviceState) -> Option<Check> {
     );
     let remedy = match name {
         program::SOCKET | program::HUB => {
-            // Whoever takes the program off ends the service.
+            // Whoever detaches the program ends the service.
             "Name the tap of a VM: this device belongs to a hub of xdp-imds, and its program has to stay"
                 .to_owned()
         }
         program::PORT | program::PORT_STUB => {
-            "Stop the other agent, or remove its pins by `xdp-imds release`".to_owned()
+            "Stop the other agent, or remove its pins with `xdp-imds release`".to_owned()
         }
         "xdp_dispatcher" => {
             format!("Run `xdp-loader unload {} --all`, which removes this program", port.name.ifname)
@@ -304,7 +304,7 @@ fn classifiers(facts: &Facts, device: &DeviceState) -> Option<Check> {
             "port.tcx",
             "the classifier of another xdp-imds is attached",
             "no classifier except the agent's",
-            "Stop the other agent, or remove its pins by `xdp-imds release`",
+            "Stop the other agent, or remove its pins with `xdp-imds release`",
         ));
     }
     if facts.wanted.steer == SteeringMode::Xdp {

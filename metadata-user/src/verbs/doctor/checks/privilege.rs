@@ -87,7 +87,7 @@ pub(crate) fn user(process: &ProcessFacts) -> Option<Check> {
             "user",
             format!("this is user {}, who has none of the agent's privileges; nothing else was checked", process.uid),
             "the agent's user and privileges",
-            "Run as root: `sudo xdp-imds doctor`, or where the agent runs, such as by `kubectl exec` in its pod",
+            "Run as root: `sudo xdp-imds doctor`, or where the agent runs, for example with `kubectl exec` in its pod",
         )
     })
 }

@@ -300,8 +300,8 @@ fn removed(directory: &Directory) -> Check {
             directory.path.display()
         ),
         "the directory that the agent made",
-        "Name the agent's directory by --config or --state, or put it back. Without it, register the VMs again before the agent \
-         ends: what changes is written anew",
+        "Name the agent's directory with --config or --state, or put it back. Without it, register the VMs again \
+         before the agent ends: what changes is rewritten",
     )
 }
 
@@ -408,7 +408,7 @@ fn files(records: &RecordFacts) -> Vec<Check> {
             "records.credentials",
             format!("a VM gets no credential: {reason}"),
             "a credential that can be read",
-            "Write the file anew; the agent reads it again when it changes",
+            "Write the file again; the agent reads it again when it changes",
         )
     });
     let open = records.open_files.iter().map(|(path, mode)| {

@@ -61,7 +61,7 @@ pub(super) fn named(config: &Config) -> (Option<RecordFacts>, BTreeSet<PortName>
 /// Most ports of the running agent that are looked at, those that are not attached first.
 const SERVED_MOST: usize = 1_024;
 
-/// The ports of the running agent's records and configuration. Records of other sources than the directory name theirs
+/// The ports of the running agent's records and configuration. Records of sources other than the directory name theirs
 /// only there.
 pub(super) fn served(status: &AgentStatus) -> Vec<PortName> {
     let wanted = status.ports.listed.iter().filter(|port| port.state != PortState::Closed);

@@ -139,7 +139,7 @@ pub(super) fn status(run: &Path) -> Result<AgentStatus, AgentSilence> {
         AgentSilence { hangs: matches!(error, ClientError::Mute(_)), reason: error.to_string() }
     })?;
     serde_json::from_slice(&status)
-        .map_err(|error| refused(format!("its status is of another version than this command: {error}")))
+        .map_err(|error| refused(format!("its status is of a different version than this command: {error}")))
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! What a real KubeVirt 1.9 sent, replayed through the cores of two nodes, with faults.
 //!
 //! `tests/fixtures/kubevirt-1.9` has what the API server and the pods' namespaces showed: VMIs as sent, less what the
-//! feed never reads, and devices. The VMs of [`MIGRATED`] have no `macAddress`, so that each pod's NIC has another MAC
-//! than the guest after a live migration. The recorded migrations succeed; those that fail, are cancelled or go there
-//! and back are made of their documents.
+//! feed never reads, and devices. The VMs of [`MIGRATED`] have no `macAddress`, so that each pod's NIC has a
+//! MAC other than the guest's after a live migration. The recorded migrations succeed; those that fail, are cancelled
+//! or go there and back are made of their documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

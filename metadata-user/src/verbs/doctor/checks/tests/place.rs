@@ -46,14 +46,14 @@ fn directories_of_pins_and_files_are_checked() {
             &["port-1-7-9", "release"],
         ),
         (
-            "pins of another user than the agent that is to start",
+            "pins of a user other than the agent that is to start",
             |f| pins(f).owner = Some(999),
             "pins.owner",
             Fail,
             &["user 999", "an agent of user 0 does not start", "chown -R 0: /sys/fs/bpf/xdp-imds"],
         ),
         (
-            "pins of another user than the running agent",
+            "pins of a user other than the running agent",
             |f| {
                 f.directories[1].1.found = Ok(Some(PathFacts { directory: true, mode: 0o700, owner: 999 }));
                 f.directories[2].1.found = f.directories[1].1.found.clone();
@@ -344,7 +344,7 @@ fn the_node_is_checked() {
             &["/nope does not exist", "migrates", "Correct `token_key`"],
         ),
         (
-            "a guest with another MAC than its record's",
+            "a guest with a MAC other than its record's",
             |f| {
                 let web = ExpectedMac { mac: "52:54:00:00:00:99".into(), record: Some("web-1.yaml".into()) };
                 let mac = "52:54:00:00:00:56".into();
