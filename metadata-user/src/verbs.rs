@@ -36,7 +36,7 @@ use crate::agent::SocketError;
 pub enum Exit {
     /// Done, and nothing needs fixing.
     Done = 0,
-    /// Something is to be mended, or failed.
+    /// Something needs fixing, or failed.
     Failure = 1,
     /// The command line cannot be used. clap exits with this code too.
     Usage = 2,

@@ -408,7 +408,7 @@ fn fetch_own(guest: &Guest) -> Result<()> {
     guest.fetch_own(PATH, REQUEST).map(drop)
 }
 
-// What somebody else detaches or removes is noticed, restored and reported by the running agent.
+// What another program detaches or removes is noticed, restored and reported by the running agent.
 
 fn troubles(node: &Node) -> Result<Vec<String>> {
     let mut command = Command::new(agent::binary()?);
@@ -710,7 +710,7 @@ fn records_are_served_from_the_snapshot_while_their_directory_is_missing() {
     assert!(agent.stop().expect("stopped").success());
 
     let hidden = node.records.path().join("hidden");
-    std::fs::rename(&records, &hidden).expect("the directory is away");
+    std::fs::rename(&records, &hidden).expect("the directory is unavailable");
     let agent = node.agent_for(&records);
     fetch_own(&stays).expect("an answer from the snapshot");
     fetch_own(&goes).expect("an answer from the snapshot");
@@ -786,8 +786,8 @@ fn an_agent_with_another_directory_does_not_serve_the_snapshot_and_does_not_repl
     assert!(error.contains(&own) && error.contains(&mistyped.display().to_string()), "{error}");
     assert_eq!(std::fs::read(&snapshot).expect("it is kept"), good);
 
-    // With the mistake fixed, the guest is served although the directory is away.
-    std::fs::rename(&records, node.records.path().join("hidden")).expect("the directory is away");
+    // With the mistake fixed, the guest is served although the directory is unavailable.
+    std::fs::rename(&records, node.records.path().join("hidden")).expect("the directory is unavailable");
     let agent = node.agent_for(&records);
     fetch_own(&guest).expect("an answer from the snapshot");
     assert!(agent.eventually_logs("serving from the snapshot"), "{}", agent.log());

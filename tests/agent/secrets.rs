@@ -339,7 +339,7 @@ fn other_processes_of_the_agents_user_cannot_read_its_memory() {
     chown(records.path(), Some(NOBODY), Some(NOBODY)).expect("an owner");
     let few = ["net_admin", "net_raw", "sys_admin", "ipc_lock"];
     let agent = jail.start(host.ns(), User::Nobody, &few, arguments(records.path(), &[])).expect("an agent");
-    // In /proc, the files of a process that cannot be dumped belong to root, whoever runs it (proc(5)).
+    // In /proc, the files of a process that cannot be dumped belong to root, anyone who runs it (proc(5)).
     for file in ["mem", "environ", "maps", "fd"] {
         let found = fs::metadata(format!("/proc/{}/{file}", agent.pid())).expect("the file exists");
         assert_eq!(found.uid(), 0, "{file}");

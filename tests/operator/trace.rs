@@ -389,7 +389,7 @@ fn a_target_that_cannot_be_traced_is_refused_with_a_reason() {
         stderr
     };
     let stderr = refused(room.path(), "tap0");
-    assert!(stderr.contains("no agent serves") && stderr.contains("--run"), "{stderr}");
+    assert!(stderr.contains("no agent runs") && stderr.contains("--run"), "{stderr}");
     if !privileged::or_skip() {
         return;
     }

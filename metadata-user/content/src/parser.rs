@@ -101,7 +101,7 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-/// The types of Rust and of its parsers, in the words of whoever writes a document.
+/// The types of Rust and of its parsers, in the words of anyone who writes a document.
 const TYPES: [(&str, &str); 22] = [
     ("u8", "a whole number from 0 to 255"),
     ("u16", "a whole number from 0 to 65535"),

@@ -113,7 +113,7 @@ struct Counters {
 impl Counters {
     fn drop_message(&self, reason: &'static str) {
         self.dropped.fetch_add(1, Ordering::Relaxed);
-        // The packet path does not wait: whoever holds the lock notes a loss of the same moment, or reads it.
+        // The packet path does not wait: a thread that holds the lock notes a loss of the same moment, or reads it.
         if let Ok(mut last) = self.last_loss.try_lock() {
             *last = Some(MessageLoss { at: Instant::now(), reason: reason.into() });
         }

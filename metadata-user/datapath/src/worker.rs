@@ -381,7 +381,7 @@ impl<T: Copy> WorkerHandle<T> {
     /// them yet. At most [`LEFT_EVERY`] old.
     #[must_use]
     pub fn left(&self) -> Option<u64> {
-        // Acquire: whoever reads a number also sees the claims made before it was stored.
+        // Acquire: a thread that reads a number also sees the claims made before it was stored.
         Some(self.shared.left.load(Ordering::Acquire)).filter(|left| *left != NOT_DRAINING)
     }
 

@@ -1,7 +1,7 @@
 //! Waits for a guest to acknowledge an event, so that a host may act after it.
 //!
 //! A hold has a limit that nothing extends: not the guest, which may be silent, and not the machine's clock, which may be
-//! set, because limits count the monotonic clock. Whoever holds stops by dropping the future.
+//! set, because limits count the monotonic clock. The holder stops by dropping the future.
 
 use metadata_content::record::event::VmEvents;
 use std::time::Duration;

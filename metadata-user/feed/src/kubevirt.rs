@@ -72,7 +72,7 @@ pub struct KubevirtOptions {
     /// The zone of all VMs, preferably `<region>-<x>`.
     pub zone: String,
     /// The project and account number of each namespace, 12 digits in quotes. A namespace without one gets a number
-    /// that is derived from its name and identifies nobody: whoever may choose namespaces finds two with one number.
+    /// that is derived from its name and identifies nobody: anyone who may choose namespaces finds two with one number.
     pub accounts: BTreeMap<String, Account>,
     /// The `serve` section of every VM's record.
     pub serve: ServeSettings,

@@ -122,7 +122,7 @@ impl KeyDirectory {
     /// changed.
     ///
     /// # Errors
-    /// If the directory cannot be read or has too many keys. The keys then stay as they were.
+    /// If the directory cannot be read or has too many keys. The keys then stay unchanged.
     pub fn look(&mut self) -> Result<Vec<DirectoryError>, DirectoryError> {
         let seen = self.list()?;
         if seen == self.seen {

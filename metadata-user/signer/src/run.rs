@@ -123,7 +123,7 @@ impl Signer {
     fn look(&mut self) {
         let complaint = self.follow().err().map(|error| error.to_string());
         if let Some(reason) = complaint.as_ref().filter(|_| self.complaint != complaint) {
-            warn!("identity keys stay as they are: {reason}");
+            warn!("identity keys stay unchanged: {reason}");
         }
         self.complaint = complaint;
         let looked = self.certificate.as_mut().map(OwnCertificate::look);

@@ -38,7 +38,7 @@ pub(super) struct Snapshots {
 
 /// The directories of a configuration's sources.
 fn origins(config: &Config) -> Origins {
-    // Not what a link points to: that is unknown while the directory is away.
+    // Not what a link points to: that is unknown while the directory is unavailable.
     let absolute = |path: &Path| -> PathBuf {
         // The components leave out a final slash.
         absolute(path).unwrap_or_else(|_| path.to_owned()).components().collect()

@@ -233,7 +233,7 @@ mod tests {
         let agent = Agent { run: Some(directory.path().into()), config: None };
         let error = agent.pins(None).expect_err("no agent listens there");
         let shown = format!("{error:#}");
-        assert!(shown.contains("--pins") && shown.contains("no agent serves"), "{shown}");
+        assert!(shown.contains("--pins") && shown.contains("no agent runs"), "{shown}");
         assert!(!shown.contains("xdp-imds serve"), "the remedy of another verb: {shown}");
     }
 

@@ -89,7 +89,7 @@ pub fn run(arguments: &TopArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     if arguments.once || !output::is_terminal() {
         return print_once(arguments, &run, look, out);
     }
-    // An agent that is away may come back, but a name that it does not know is mistyped.
+    // An agent that does not answer may come back, but a name that it does not know is mistyped.
     if arguments.guest.is_some()
         && let Ok(documents) = fetch(&run, &arguments.screen().asked())
     {

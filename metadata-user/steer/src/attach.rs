@@ -168,7 +168,7 @@ fn occupied(port: &PortName, programs: &[OnDevice]) -> SteerError {
         programs.iter().any(|(_, name)| name.as_deref().is_some_and(|name| names.contains(&name)))
     };
     if named(&[program::SOCKET, program::HUB]) {
-        // Whoever takes these programs off ends the service.
+        // Anyone who detaches these programs ends the service.
         return SteerError::HubDevice { port: port.clone() };
     }
     let described = programs.iter().map(|(id, name)| match name {
@@ -211,7 +211,7 @@ pub(super) struct HeldLink {
     link: Option<LinkFd>,
     /// The number of the program that the link has to have.
     program: u32,
-    /// The pin and its inode number, by which a pin that somebody else made is told apart.
+    /// The pin and its inode number, by which a pin that another program made is told apart.
     pin: Option<(Pin, u64)>,
 }
 

@@ -303,7 +303,7 @@ pub struct HubLosses {
 pub struct Losses {
     /// By hub, in the order of [`Hubs::all`](super::Hubs::all).
     pub hubs: Vec<HubLosses>,
-    /// Frames that ports' devices rejected since the first poll, whoever sent them: the guest's ring was full, or its
+    /// Frames that ports' devices rejected since the first poll, from any sender: the guest's ring was full, or its
     /// device was down.
     pub ports: u64,
 }

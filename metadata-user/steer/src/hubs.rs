@@ -499,8 +499,8 @@ impl Hubs {
         }
     }
 
-    /// Compares each program with the kernel's view of it, and repairs what somebody else has changed. Calls `note` for
-    /// each fault. `private` is a free path on the private bpffs.
+    /// Compares each program with the kernel's view of it, and repairs what another program has changed. Calls `note`
+    /// for each fault. `private` is a free path on the private bpffs.
     pub(super) fn check(
         &mut self,
         pins: Option<&PinDirectory>,

@@ -70,7 +70,7 @@ impl LinkFd {
         Ok(LinkState { program, ifindex })
     }
 
-    /// Takes the program off its device, whoever else holds the link, and verifies that it is off.
+    /// Detaches the program from its device, even if others hold the link, and verifies that it is detached.
     pub(super) fn detach(&self) -> io::Result<()> {
         let mut attributes = [self.fd.as_raw_fd(), 0];
         // SAFETY: the attributes are those of this command, and no pointer is among them.

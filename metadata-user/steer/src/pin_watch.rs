@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::mounts::{INIT, OWN};
 use super::pins::is_bpffs;
 
-/// Time from a change to the end of [`PinWatch::changed`]. Whoever removes a directory takes several steps, which a
+/// Time from a change to the end of [`PinWatch::changed`]. Removing a directory takes several steps, which a
 /// directory made again in between would fail; and a node that mounts file systems all the time wakes nobody more often.
 const SETTLE: Duration = Duration::from_millis(500);
 /// Bytes of one read of events.

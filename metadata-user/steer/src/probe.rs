@@ -60,7 +60,7 @@ pub struct DeviceState {
     pub queues: u32,
     /// Transmit queue length in frames; for a tap, the length of its ring.
     pub ring: u32,
-    /// Frames rejected since the device was made, whoever sent them.
+    /// Frames rejected since the device was made, from any sender.
     pub refused: u64,
     /// Whether it accepts redirected frames; `None` if the kernel does not report it (before Linux 6.3).
     pub takes_redirected: Option<bool>,

@@ -462,7 +462,7 @@ impl Steering {
     }
 
     /// Notes that a device has changed. If it is one of a hub, the next call of [`Steering::check`] looks at them all, and
-    /// not at once: whoever set it down may do so again and again.
+    /// not at once: a program that set it down may do so repeatedly.
     pub fn note_device(&mut self, device: &DeviceEvent) {
         if self.hubs.has(device) {
             self.attachments.note_hub_change();
@@ -476,7 +476,7 @@ impl Steering {
         while !self.takeover.is_running() && self.attachments.check(now, &mut self.hubs) {}
     }
 
-    /// Checks the next [`CHECKED_AT_ONCE`](super::CHECKED_AT_ONCE) ports, and repairs what somebody else has changed.
+    /// Checks the next [`CHECKED_AT_ONCE`](super::CHECKED_AT_ONCE) ports, and repairs what another program has changed.
     /// Call it every two seconds. Does nothing between two rounds, and during a takeover.
     pub fn check(&mut self, now: Instant) {
         if !self.takeover.is_running() {
@@ -622,7 +622,7 @@ impl Steering {
 
     /// Ends this agent after another agent has taken over ports, pins and tables. Removes only this agent's hubs.
     pub fn leave(self) {
-        tracing::info!("another agent took the ports over");
+        tracing::info!("another agent took over the ports");
         drop(self);
     }
 }

@@ -82,7 +82,7 @@ pub(crate) struct Args {
     /// The agent to run, instead of building an optimised one
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
-    /// Instead of churn: hostile tenants, who may create VMs, all at once, and a modest one whose new VMs are measured
+    /// Instead of churn: hostile tenants that may create VMs, all at once, and a modest one whose new VMs are measured
     #[arg(long, conflicts_with_all = ["taps", "no_pins"])]
     tenants: bool,
     /// With `--tenants`: only these attacks

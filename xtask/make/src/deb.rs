@@ -1,6 +1,6 @@
 //! `cargo xtask deb`: makes the Debian package and tests it.
 //!
-//! It checks the contents of the package. Then it installs, uses and purges the package on a throw-away copy of this
+//! It checks the contents of the package. Then it installs, uses and purges the package on a disposable copy of this
 //! system: an overlay over `/` in a mount namespace, which leaves the system itself unchanged.
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -266,7 +266,7 @@ pub(crate) fn printed(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-// Runs scripts as root in a throw-away copy of a system: an overlay over its root directory, in mount and network
+// Runs scripts as root in a disposable copy of a system: an overlay over its root directory, in mount and network
 // namespaces of their own. The system itself stays unchanged.
 
 /// Mounts an overlay over the root directory `$2` in the directory `$1`, copies the files `$3…` into its `/tmp`, runs

@@ -44,7 +44,7 @@ pub(crate) struct Args {
     /// Make everything again from a copy of the tree in another directory, and fail unless all files are equal
     #[arg(long)]
     check: bool,
-    /// Install and use the packages of this machine's architecture on throw-away copies of Debian 12 and 13, as files
+    /// Install and use the packages of this machine's architecture on disposable copies of Debian 12 and 13, as files
     /// and from the repository; the RPM package with Debian's `rpm`, and from the repository with its `dnf` (needs root
     /// and a Debian mirror)
     #[arg(long = "try")]
@@ -259,7 +259,7 @@ fn entries(chart: &Path) -> Result<Vec<LayerEntry>> {
     Ok(entries)
 }
 
-// Installs and uses the packages of a release as their users do, on throw-away copies of their systems.
+// Installs and uses the packages of a release as their users do, on disposable copies of their systems.
 //
 // Each system is made once, by mmdebstrap, and kept below the target directory. An overlay over it takes the changes.
 // A Fedora cannot be made on Debian, so Debian's `rpm` installs the RPM package into a Debian system, without

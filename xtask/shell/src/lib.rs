@@ -192,7 +192,7 @@ pub mod verbs {
     pub const BUILD_EBPF: &str =
         "Rebuild the eBPF object from source, or check that the committed one matches its source";
     /// `cargo xtask deb`.
-    pub const DEB: &str = "Make the Debian package, check its contents, and install, use and purge it on a throw-away copy of this system";
+    pub const DEB: &str = "Make the Debian package, check its contents, and install, use and purge it on a disposable copy of this system";
     /// `cargo xtask demo`.
     pub const DEMO: &str = "Run a demo: guests on real taps ask the real agent and get their own metadata";
     /// `cargo xtask dist`.

@@ -15,8 +15,8 @@ impl Pending {
 
     /// Sets the flag. Call it after the message is in its queue and before the bell rings.
     pub(super) fn set(&self) {
-        // Release, pairs with `take`: whoever takes the flag finds the message. This is a swap because a second store
-        // would end the first sender's release sequence, and one `take` would then miss the first message.
+        // Release, pairs with `take`: a thread that takes the flag finds the message. This is a swap because a second
+        // store would end the first sender's release sequence, and one `take` would then miss the first message.
         self.0.swap(true, Ordering::Release);
     }
 

@@ -223,7 +223,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
     }
 
     fn publish_left(&self, left: usize) {
-        // Release: whoever reads the number also sees the claims.
+        // Release: a thread that reads the number also sees the claims.
         self.shared.left.store(left as u64, Ordering::Release);
     }
 

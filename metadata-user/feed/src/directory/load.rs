@@ -97,7 +97,7 @@ pub(super) enum DirectoryContent {
 const SETTLE: Duration = Duration::from_millis(50);
 
 impl DirectoryContent {
-    /// How long to gather changes after the first one. A program renames whole files into place, and whoever ran it
+    /// How long to gather changes after the first one. A program renames whole files into place, and anyone who ran it
     /// expects to see its record.
     pub(super) fn settle(self) -> Duration {
         match self {

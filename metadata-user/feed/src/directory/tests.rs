@@ -179,7 +179,7 @@ async fn a_directory_that_replaces_another_is_compared_with_it() {
     feed.expect(&["+gone.yaml=gone", "+kept.yaml=kept", "."]).await;
     fs::rename(&live, parent.path().join("old")).expect("the directory is moved");
     tokio::time::sleep(Duration::from_millis(200)).await;
-    assert!(feed.events.try_recv().is_err(), "records are withdrawn while the directory is away");
+    assert!(feed.events.try_recv().is_err(), "records are withdrawn while the directory is unavailable");
     fs::rename(&next, &live).expect("the other directory is moved");
     feed.expect(&["-gone.yaml", "+new.yaml=new", "."]).await;
     put(&live, "later.yaml", &named("later"));

@@ -2,7 +2,8 @@
 //!
 //! The program never writes to standard output, because libvirt would take that for a new domain definition. It always
 //! exits with 0: any other code keeps a domain from starting, and kills a running one when libvirtd restarts. The
-//! host's log has its actions and errors. Standard error also says what needed no action, for whoever runs it by hand.
+//! host's log has its actions and errors. Standard error also says what needed no action, for anyone who runs it by
+//! hand.
 //!
 //! What it refuses is also in a file beside the record, from which the agent's status has it. The next good version
 //! of the record, or the end of the domain, removes that file.
@@ -255,7 +256,7 @@ fn write(
     let warnings = warnings.iter().map(Warning::to_string).chain(skipped).chain(exposed);
     let is = if is_new { "has a record" } else { "has an unchanged record" };
     let described = described(is, &record);
-    // For whoever has just changed its metadata with `virsh edit`, and wonders.
+    // For anyone who has just changed its metadata with `virsh edit`, and wonders.
     let hint = if is_new { String::new() } else { format!("; {}", remedy(&domain.uuid)) };
     tell(is_new, &format!("{described}{hint}"), warnings, log);
     Ok(())
@@ -359,8 +360,8 @@ impl Log {
         Self { socket: opened.ok().map(|own| (own, socket.to_owned())), guest: shown(guest) }
     }
 
-    /// Prints a text for whoever runs the hook by hand, one message for each line. The host's log does not get it, because
-    /// libvirt reports every domain again whenever it restarts.
+    /// Prints a text for anyone who runs the hook by hand, one message for each line. The host's log does not get it,
+    /// because libvirt reports every domain again whenever it restarts.
     pub fn print(&self, text: &str) {
         for line in self.lines(text) {
             _ = writeln!(io::stderr(), "xdp-imds: {line}");

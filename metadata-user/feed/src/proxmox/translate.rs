@@ -312,8 +312,8 @@ fn payload(bytes: &[u8]) -> Value {
     json!({"base64": STANDARD.encode(bytes)})
 }
 
-/// The owner of what the agent keeps for a VM. Whoever may change a VM's options sets its UUID and its description, but
-/// neither its VMID nor `meta`, which is read-only in Proxmox VE's API (`json_config_properties` in QemuServer.pm):
+/// The owner of what the agent keeps for a VM. Anyone who may change a VM's options sets its UUID and its description,
+/// but neither its VMID nor `meta`, which is read-only in Proxmox VE's API (`json_config_properties` in QemuServer.pm):
 /// qemu-server writes it when it makes or clones a VM, and restores it from a backup. VMs made before Proxmox VE 7.1
 /// have none; each later VM of their VMID has one.
 fn owner(vmid: u32, config: &VmConfig, cluster: &str) -> Owner {

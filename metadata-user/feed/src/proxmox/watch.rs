@@ -414,8 +414,8 @@ pub enum ProxmoxProblem {
     Part(#[from] PartError),
     /// The template of the subject lets a tenant choose another VM's subject.
     #[error(
-        "{part}: identity.subject: expected `{{owner}}` beside `{value}`, which whoever may change a VM's options chooses; add it, or \
-         leave `subject` out"
+        "{part}: identity.subject: expected `{{owner}}` beside `{value}`, which anyone who may change a VM's options \
+         can choose; add it, or leave `subject` out"
     )]
     Subject {
         /// The part that has the template.

@@ -1,5 +1,5 @@
-//! The control side of the tapes: turns recorded answers into lines of the audit log, and shows them to whoever follows
-//! the guests.
+//! The control side of the tapes: turns recorded answers into lines of the audit log, and shows them to anyone who
+//! follows the guests.
 
 use crossbeam_queue::ArrayQueue;
 use metadata_common::addresses::Connection;

@@ -158,7 +158,7 @@ impl FaultTally {
                 );
             }
             AttachmentFault::Down => format!(
-                "{} of the hub {was} set down, or got another MTU, by another program",
+                "{} of the hub {was} set down, or given another MTU, by another program",
                 counted(*count, "device")
             ),
             AttachmentFault::Unknown if *count == 1 => "1 link, pin or device cannot be examined".to_owned(),
@@ -219,9 +219,9 @@ impl Attachments {
         self.checks.last = None;
     }
 
-    /// Checks the next [`CHECKED_AT_ONCE`] ports, and repairs what somebody else has changed. The call that begins a round
-    /// checks the hubs first. Between two rounds this looks at the hubs' devices if one has changed, and at nothing else.
-    /// Returns true while a round is not complete.
+    /// Checks the next [`CHECKED_AT_ONCE`] ports, and repairs what another program has changed. The call that begins a
+    /// round checks the hubs first. Between two rounds this looks at the hubs' devices if one has changed, and at
+    /// nothing else. Returns true while a round is not complete.
     pub(crate) fn check(&mut self, now: Instant, hubs: &mut Hubs) -> bool {
         let since = self.checks.begun.map(|begun| now.saturating_duration_since(begun));
         let is_due = self.checks.last.is_none() && since.is_none_or(|since| since >= CHECK_EVERY);

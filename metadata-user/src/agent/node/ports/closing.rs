@@ -16,7 +16,7 @@ use super::NodePorts;
 use super::problems::PortProblems;
 use crate::agent::plan::Plan;
 
-/// Most closed taps of a namespace other than the agent's own, such as a pod's. Whoever makes more taps there leaves
+/// Most closed taps of a namespace other than the agent's own, such as a pod's. Anyone who makes more taps there leaves
 /// his own pod unguarded, and takes nobody's ports.
 pub(super) const CLOSED_MOST: usize = 64;
 

@@ -262,7 +262,7 @@ fn xdp(facts: &Facts, port: &PortFacts, device: &DeviceState) -> Option<Check> {
     );
     let remedy = match name {
         program::SOCKET | program::HUB => {
-            // Whoever detaches the program ends the service.
+            // Anyone who detaches the program ends the service.
             "Name the tap of a VM: this device belongs to a hub of xdp-imds, and its program has to stay"
                 .to_owned()
         }

@@ -397,7 +397,7 @@ fn the_node_is_checked() {
             &["belongs to user 1000", "chown 0 /some/config.yaml"],
         ),
         (
-            "a source that is away, of which the running agent says so too",
+            "a source that is unavailable, of which the running agent says so too",
             |f| {
                 f.sources = vec![Check::fail("some.directory", "/some/pve does not exist", "it", "Mount it")];
                 f.node.problems = vec!["/some/pve has not been readable for 9 s: not found".into()];
