@@ -437,7 +437,7 @@ fn main() -> ExitCode {
 }
 
 /// Adds the advice to run `doctor` to the text of an error of `serve`, unless `doctor` would find nothing: it runs outside
-/// the unit's sandbox, and an agent that runs is no problem to it.
+/// the unit's sandbox, and a running agent is not a problem for it.
 fn advised(text: String) -> String {
     if [UNIT_WRITES, "--takeover"].iter().any(|remedy| text.contains(remedy)) {
         return text;

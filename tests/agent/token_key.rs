@@ -136,7 +136,7 @@ fn an_invalid_or_readable_key_file_is_refused_without_leaking_it() {
     let secret = fs::read_to_string(&first).expect("a key");
     let secret = secret.split('"').find(|part| part.len() == 44).expect("32 bytes in base64").to_owned();
     for (path, mode, expected) in [
-        (&first, 0o640, "for its owner alone, found mode 0640"),
+        (&first, 0o640, "only to its owner, found mode 0640"),
         (&second, 0o600, "found something else"),
         (&missing, 0, "No such file or directory"),
     ] {

@@ -4,8 +4,8 @@
 #
 #   BRIDGE=br0 USER_DATA=user-data.yaml NAME=web-1 ./boot.sh --firmware CLOUDHV.fd --disk path=debian.raw,image_type=raw
 #
-# Further options of Cloud Hypervisor follow the script's own. rust-hypervisor-firmware does not do: it tells the guest
-# of no SMBIOS, where cloud-init looks for the seed.
+# Further options of Cloud Hypervisor follow the script's own. rust-hypervisor-firmware does not do: it gives
+# the guest no SMBIOS tables, where cloud-init looks for the seed.
 here=$(dirname "$0")
 . "$here/../common.sh"
 usage_of "$@"

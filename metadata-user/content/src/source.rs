@@ -157,7 +157,7 @@ impl RecordSource {
     }
 
     /// Returns whether records of this source must be kept on disk: the API gets each record once, while the other
-    /// sources deliver all their records at every start.
+    /// sources deliver all their records at every startup.
     #[must_use]
     pub fn is_kept(self) -> bool {
         self.traits().is_kept
@@ -171,7 +171,7 @@ impl RecordSource {
     }
 
     /// Returns whether the snapshot holds the records of this source: the agent starts with them while the source is
-    /// unavailable. The others deliver their records at every start, or keep them in files of their own.
+    /// unavailable. The others deliver their records at every startup, or keep them in files of their own.
     #[must_use]
     pub fn is_in_snapshot(self) -> bool {
         self.traits().is_in_snapshot

@@ -316,7 +316,7 @@ const SOCKETS: &[c_long] = &[
     libc::SYS_getpeername,
 ];
 
-/// Calls of the signer for its socket to the agent, which it has from its start.
+/// Calls of the signer for its socket to the agent, which it has from the start.
 const PACKETS: &[c_long] = &[libc::SYS_recvfrom, libc::SYS_sendto, libc::SYS_getppid, libc::SYS_clone3];
 
 /// Socket families that may be opened at any time.

@@ -13,7 +13,7 @@ pub enum CheckStatus {
     Ok,
     /// Serving works with a restriction, or the result is unknown.
     Warn,
-    /// Serving would fail, at the start or for one port.
+    /// Serving would fail, at startup or for one port.
     Fail,
 }
 

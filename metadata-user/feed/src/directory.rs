@@ -97,7 +97,7 @@ impl Source for RecordDirectory {
 /// another directory replaces this one, it compares everything and publishes `Synced` again.
 ///
 /// # Errors
-/// [`FeedError::Io`] if the directory cannot be watched or read at the start. Later the feed waits until it is back.
+/// [`FeedError::Io`] if the directory cannot be watched or read at startup. Later the feed waits until it is back.
 pub async fn watch(dir: PathBuf, limits: RecordLimits, tx: impl Into<Publisher>) -> Result<(), FeedError> {
     watch_at_most(MAX_RECORDS, dir, limits, tx.into()).await
 }

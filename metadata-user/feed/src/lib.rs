@@ -96,7 +96,8 @@ pub struct RejectedVm {
 }
 
 impl RejectedVm {
-    /// The VM that a document describes which is no valid record. `None` if it has no name, or texts longer than a VM's.
+    /// The VM that a document describes which is not a valid record. `None` if it has no name, or texts longer than a
+    /// VM's.
     #[must_use]
     pub fn described(document: &serde_json::Value) -> Option<Self> {
         let text = |field: &str| document["vm"][field].as_str().unwrap_or_default().to_owned();

@@ -3,8 +3,8 @@
 //! The directory is a view into the cluster's file system (pmxcfs), which replicates it by corosync. So:
 //!
 //! - Changes of other nodes raise no event: the feed looks at the files every [`LOOK`].
-//! - The mount may be unavailable at the start and later, and each access may wait. No record goes for that: only a
-//! directory that can be listed, and does not list a VM, says that the VM is gone.
+//! - The mount may be unavailable at startup and later, and each access may wait. No record is removed for that: only a
+//!   directory that can be listed, and does not list a VM, says that the VM is gone.
 //! - A VM is on the node whose directory has its file. While it migrates live, its taps are on another node too, which
 //!   serves it by the file where that still is.
 //!

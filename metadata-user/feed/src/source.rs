@@ -91,7 +91,7 @@ pub trait Source: Send + Sync {
 pub struct SourceContext {
     /// Limits of one record.
     pub limits: RecordLimits,
-    /// Records of this source are in force already, so that it waits for what it cannot read at the start.
+    /// Records of this source are in force already, so that it waits for what it cannot read at startup.
     pub is_patient: bool,
     /// The metadata addresses that the agent serves.
     pub addresses: Vec<IpAddr>,

@@ -9,7 +9,7 @@
 //!  guest ── passt ── connect() ── rule, routes ── imds0 ══ imds0-port ── `port` ── hub
 //! ```
 //!
-//! A listening socket on the addresses is no alternative. passt forwards every port by default and so holds port 80
+//! A listening socket on the addresses is not an alternative. passt forwards every port by default and so holds port 80
 //! of every address (`--tcp-ports all`, from KubeVirt's generatePasstPortForward). A later listener gets EADDRINUSE,
 //! and an earlier one takes port 80 from the guest.
 //!

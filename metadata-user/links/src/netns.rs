@@ -278,7 +278,7 @@ impl Drop for NamespaceReservation {
 /// Fails unless a name refers to the process of its first use, or to the one that a [`NamespaceReservation`] reserves.
 ///
 /// # Errors
-/// If the name refers to another process now. A process that has ended is no error: opening the name fails anyway.
+/// If the name refers to another process now. A process that has ended is not an error: opening the name fails anyway.
 fn unchanged(path: &Path, name: &str) -> Result<(), LinkError> {
     let Some(now) = process(path).and_then(started) else { return Ok(()) };
     let meant = MEANT.lock().unwrap_or_else(PoisonError::into_inner).get(name).map(|(first, _)| *first);

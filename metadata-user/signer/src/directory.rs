@@ -48,7 +48,7 @@ pub enum DirectoryError {
         source: io::Error,
     },
     /// There are too many keys.
-    #[error("expected at most {KEYS} keys in {}, found {found}; remove those whose tokens have ended", path.display())]
+    #[error("expected at most {KEYS} keys in {}, found {found}; remove those whose tokens have expired", path.display())]
     TooMany {
         /// The directory.
         path: PathBuf,

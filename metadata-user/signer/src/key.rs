@@ -63,7 +63,7 @@ pub enum SigningKeyError {
     /// The block is a key of another kind.
     #[error("expected a key for {0}, found another; set `identity.algorithm`, or replace the key")]
     Kind(Algorithm),
-    /// The block is no RSA key, or one of another length.
+    /// The block is not an RSA key, or one of another length.
     #[error("expected an RSA key of 2,048 to 4,096 bits, found another")]
     NotRsa,
     /// RSA keys come from elsewhere.

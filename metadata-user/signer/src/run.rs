@@ -29,10 +29,10 @@ pub enum SignerError {
     /// The socket to the agent fails.
     #[error("expected packets of the agent, found: {0}")]
     Socket(#[from] io::Error),
-    /// There are no keys at the start.
+    /// There are no keys at startup.
     #[error(transparent)]
     Keys(#[from] DirectoryError),
-    /// The operator's certificate cannot be used at the start.
+    /// The operator's certificate cannot be used at startup.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
 }

@@ -70,7 +70,7 @@ pub enum SignOperation {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SignerReply {
-    /// The public keys, at the start and after each change.
+    /// The public keys, at startup and after each change.
     Keys(PublishedKeys),
     /// A signed token.
     Token {

@@ -219,8 +219,11 @@ impl Takeover {
         let mut attempts = ATTEMPTS;
         while let Err(error) = node.take_over() {
             attempts -= 1;
-            anyhow::ensure!(attempts > 0, "taking the ports: {error}; they stay closed until the next start");
-            warn!("taking the ports: {error}; trying again");
+            anyhow::ensure!(
+                attempts > 0,
+                "taking over the ports: {error}; they stay closed until the next start"
+            );
+            warn!("taking over the ports: {error}; trying again");
             tokio::time::sleep(PAUSE).await;
         }
         self.gone_by = Some(Instant::now() + DRAIN_LIMIT + GRACE);

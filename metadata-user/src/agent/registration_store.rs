@@ -1,6 +1,6 @@
 //! Files of registered records, one for each record, in the state directory.
 //!
-//! A feed repeats its records at every start, but a VM is registered by the API only once. Each registered record is
+//! A feed repeats its records at every startup, but a VM is registered by the API only once. Each registered record is
 //! therefore on disk, complete and synced, before the client gets its answer. The files contain payloads and
 //! credentials, so they have mode 0600.
 
@@ -257,7 +257,7 @@ mod tests {
             .put(&id, json.clone())
             .expect_err("no directory can be made");
         let none = RegistrationStore::below(None);
-        none.put(&id, json).expect("kept in memory alone");
+        none.put(&id, json).expect("kept only in memory");
         assert!(none.read(&RecordLimits::DEFAULT).is_empty());
     }
 }

@@ -450,7 +450,7 @@ fn read_only(directory: &Path) -> Option<String> {
     is_read_only.then(|| {
         format!(
             "the state directory {} is on a read-only file system: registrations are refused, and what guests write is kept \
-             in memory alone; make it writable",
+             only in memory; make it writable",
             directory.display()
         )
     })

@@ -106,7 +106,7 @@ Without options it checks /etc/xdp-imds/config.yaml, which the packages and mani
 Each line shows the result of one check and the state found:
   ok    no problem
   warn  serving works with a restriction, or the result is unknown
-  FAIL  serving would fail, at the start or for one port
+  FAIL  serving would fail, at startup or for one port
 A line with a problem also shows the state expected and the remedy. Warnings do not change the exit code.";
 
 /// The options of `xdp-imds doctor`.

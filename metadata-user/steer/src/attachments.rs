@@ -501,8 +501,8 @@ impl Attachments {
         completed
     }
 
-    /// Attaches programs to a device that is no port yet; called in its namespace. From then on no frame for a metadata
-    /// address passes.
+    /// Attaches programs to a device that is not a port yet; called in its namespace. From then on no frame for a
+    /// metadata address passes.
     pub(super) fn attach(
         &mut self,
         port: &PortName,
@@ -823,7 +823,7 @@ impl Attachments {
         next
     }
 
-    /// Records the total of frames that a device rejected. False if it is no port's.
+    /// Records the total of frames that a device rejected. False if it is not a port's.
     pub(super) fn note_rejected(&mut self, place: PortLocation, total: u64) -> bool {
         let port = self.places.get(&place).and_then(|port| self.ports.get_mut(port));
         let Some(attached) = port.filter(|attached| !attached.gone) else { return false };

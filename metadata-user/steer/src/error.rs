@@ -105,8 +105,8 @@ pub enum SteerError {
     },
     /// The port is a device of a hub.
     #[error(
-        "{port} is a device of an xdp-imds hub, which carries the frames of all guests, so it is no port; name the tap of \
-         one VM instead (`ip -brief link` lists them), and leave the programs on {port} where they are"
+        "{port} is a device of an xdp-imds hub, which carries the frames of all guests, so it is not a port; name the \
+         tap of one VM instead (`ip -brief link` lists them), and leave the programs on {port} where they are"
     )]
     HubDevice {
         /// The port.

@@ -285,7 +285,7 @@ impl Hubs {
         devices.any(|own| own.ifindex == device.ifindex && own.name == device.name)
     }
 
-    /// Sets the hubs' devices up again. A device that was deleted is no matter of this: the agent ends then.
+    /// Sets the hubs' devices up again. This does not cover a device that was deleted: the agent ends then.
     pub(crate) fn check_devices(&self, mut note: impl FnMut(AttachmentFault, &str, Result<(), SteerError>)) {
         let look = |device: &HubDevice| -> Result<bool, LinkError> {
             Ok(is_as_made(&netlink::link_of(&device.name, device.ifindex)?))

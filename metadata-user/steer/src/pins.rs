@@ -209,7 +209,7 @@ fn remedy(errno: Option<i32>) -> &'static str {
     match errno {
         Some(libc::EROFS) => "; the bpffs is mounted read-only: `mount -o remount,rw` it",
         Some(libc::ENOENT) => {
-            "; the directory was removed: a running agent makes it again within a minute, or ten minutes after `xdp-imds \
+            "; the directory was removed: a running agent recreates it within a minute, or ten minutes after `xdp-imds \
              release --force`, and at once on SIGHUP"
         }
         Some(libc::EPERM | libc::EACCES) => {
@@ -377,7 +377,7 @@ impl PinDirectory {
         false
     }
 
-    /// Forgets a forced release: this agent goes on, so its pins are to be made again. Returns true if there was one.
+    /// Forgets a forced release: this agent goes on, so its pins have to be recreated. Returns true if there was one.
     pub(super) fn end_release(&mut self) -> bool {
         let was_released = self.released.take().is_some() || self.pins.join(RELEASED).is_dir();
         if let Err(error) = forget_release(&self.pins) {
@@ -428,10 +428,10 @@ impl PinDirectory {
         })
     }
 
-    /// Makes the directories again that somebody removed. Pins that were in them have to be made again.
+    /// Recreates the directories that were removed. Pins that were in them have to be recreated.
     ///
     /// # Errors
-    /// If the place is no bpffs any more or belongs to somebody else, or the kernel refuses.
+    /// If the place is no longer a bpffs or belongs to somebody else, or the kernel refuses.
     pub(super) fn make_again(&mut self) -> Result<(), PinsError> {
         if self.place()? == PinLocation::Removed {
             check_bpffs(&self.pins)?;

@@ -218,7 +218,7 @@ impl Steering {
         self.attach_as(port, true)
     }
 
-    /// Attaches, and once more after the directory of pins was made again, if somebody removed it.
+    /// Attaches, and once more after the directory of pins was recreated, if it was removed.
     fn attach_as(&mut self, port: &PortName, closed: bool) -> Result<(), SteerError> {
         let attached = self.visit(port, |steering| steering.attach_inside(port, closed));
         let is_unpinned = attached

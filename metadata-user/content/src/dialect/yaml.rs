@@ -117,8 +117,8 @@ fn escape(c: char, text: &mut String) {
     .expect("writing to a String cannot fail");
 }
 
-/// Returns whether a string is plain: it starts with a letter, has only letters, digits and `-_./`, and is no boolean
-/// or null in any version of YAML.
+/// Returns whether a string is plain: it starts with a letter, has only letters, digits and `-_./`, and is not a
+/// boolean or null in any version of YAML.
 fn is_plain(value: &str) -> bool {
     value.starts_with(|c: char| c.is_ascii_alphabetic())
         && value.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/'))

@@ -1,7 +1,7 @@
 //! Events: what the host will do to a VM, announced before it does it.
 //!
 //! A source states events in the VM's record, and an operator adds others through the API. Dialects render both in
-//! their clouds' form, and the guest may acknowledge one: anyone who waits for that may then go on. An event changes
+//! their clouds' form, and the guest may acknowledge one: anyone who waits for that may then continue. An event changes
 //! nothing else: what it announces is done by the platform.
 
 #[cfg(test)]

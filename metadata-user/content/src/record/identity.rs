@@ -540,7 +540,7 @@ mod tests {
         assert_eq!(
             fits(&kubevirt),
             [true, true, true, true, false, false],
-            "an operator may stand in front of it"
+            "an operator may take precedence over it"
         );
         assert_eq!(fits(&proxmox), [true, true, true, false, true, false]);
         assert_eq!(fits(&openstack), [true, true, true, false, false, true]);

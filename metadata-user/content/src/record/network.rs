@@ -33,7 +33,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Parses the text in `raw`; a text that is no document leaves none.
+    /// Parses the text in `raw`; a text that is not a document leaves none.
     pub(super) fn parse_raw(&mut self) {
         self.document = match (self.mode, &self.raw) {
             (NetworkMode::Raw, Some(serde_json::Value::String(text))) => {

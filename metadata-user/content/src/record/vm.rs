@@ -34,7 +34,7 @@ pub struct Vm {
     pub uuid: Uuid,
     /// Owner of what the agent keeps and derives for the VM: what its guest wrote, its session tokens, ids and subject.
     /// The UUID by default. Set it if others than you choose UUIDs. Records of KubeVirt and Proxmox VE have the owner
-    /// that the platform assigned; give the same one here to stand in front of such a VM.
+    /// that the platform assigned; give the same one here to take precedence over such a VM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
     /// Display name.

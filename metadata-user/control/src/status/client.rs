@@ -267,7 +267,7 @@ mod tests {
                 // Closing before all is read would reset the connection.
                 while stream.read(&mut asked).is_ok_and(|length| length > 0) {}
                 stream.set_nonblocking(false).expect("a flag");
-                // In one piece: a client closes once it has read what is no HTTP.
+                // In one piece: a client closes once it has read what is not HTTP.
                 let answer = format!("HTTP/1.1 {status}\r\n\r\n{body}");
                 stream.write_all(answer.as_bytes()).expect("an answer");
             }

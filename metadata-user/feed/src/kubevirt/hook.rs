@@ -148,7 +148,7 @@ impl MigrationHold {
             (GuestReadiness::of(mailbox.events(), &event) == GuestReadiness::Ready).then_some(())
         });
         if told.await.is_none() {
-            info!(vmi = vmi.key(), event, "the guest has not acknowledged its migration, which goes on");
+            info!(vmi = vmi.key(), event, "the guest has not acknowledged its migration, which continues");
         }
     }
 
@@ -185,7 +185,7 @@ type Refusal = (Status, String);
 /// Opens the socket. Only root may connect, and virt-handler runs as root.
 ///
 /// # Errors
-/// The directory does not exist, or a file that is no socket has the name.
+/// The directory does not exist, or a file that is not a socket has the name.
 pub fn open(path: &Path) -> Result<UnixListener, FeedError> {
     let bound = || -> io::Result<UnixListener> {
         // Remove a previous agent's socket; keep any other file.

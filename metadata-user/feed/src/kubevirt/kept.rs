@@ -39,7 +39,7 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Reads the file; a missing file is an empty list.
 ///
 /// # Errors
-/// The file is unreadable, damaged, or of another kind. The function skips a line that is no VMI, because the API
+/// The file is unreadable, damaged, or of another kind. The function skips a line that is not a VMI, because the API
 /// server will send that VMI again.
 pub(super) fn read(path: &Path) -> io::Result<Vec<Vmi>> {
     let Some(bytes) = private_file::read(path, FORM.bytes)? else { return Ok(Vec::new()) };

@@ -555,7 +555,7 @@ impl Pauses {
         self.list_failed()
     }
 
-    /// Returns the pause before a list after the server lost the history. The first loss is no failure and needs no
+    /// Returns the pause before a list after the server lost the history. The first loss is not a failure and needs no
     /// pause. Another loss before a watch works counts as a failure.
     pub(super) fn history_is_gone(&mut self) -> Option<Duration> {
         std::mem::replace(&mut self.gone, true).then(|| self.watch_failed())

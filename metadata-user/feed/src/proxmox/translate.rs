@@ -87,7 +87,7 @@ pub fn translate(
         Some("the block ```imds of the description".to_owned()),
         Some(own),
     ];
-    // A part that is absent is no cause, and is not tried.
+    // A part that is absent is not a cause, and is not tried.
     let names: Vec<_> =
         names.into_iter().zip(&parts).map(|(name, part)| name.filter(|_| part.is_some())).collect();
     // The configuration decides the VM's identity.

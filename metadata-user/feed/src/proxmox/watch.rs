@@ -437,7 +437,7 @@ impl ProxmoxProblem {
         Self::Setting { key: key.to_string(), expected: expected.to_string(), found: found.to_string() }
     }
 
-    /// A setting whose value is no secret, and is repeated.
+    /// A setting whose value is not a secret, and is repeated.
     pub(super) fn value(key: impl Display, expected: impl Display, found: &str) -> Self {
         Self::setting(key, expected, format_args!("`{}`", excerpt(found)))
     }

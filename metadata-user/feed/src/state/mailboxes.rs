@@ -344,7 +344,7 @@ fn stem(owner: &str) -> String {
 /// Why a state file cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum StateFileError {
-    /// It cannot be read, or is no mailbox.
+    /// It cannot be read, or is not a mailbox.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// It is not the file of this VM.
@@ -449,7 +449,7 @@ pub struct FormerRecords(HashMap<String, Claim>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Claim {
-    /// Operators' records, which stand in front of each other by their UUID.
+    /// Operators' records, which take precedence over each other by their UUID.
     Operator,
     /// One record of a platform's tenants, by its key.
     Tenant(RecordSource, String),

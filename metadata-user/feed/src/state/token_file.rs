@@ -81,7 +81,7 @@ pub enum TokenKeyError {
     },
     /// Other users may read or change the file.
     #[error(
-        "expected {} to be for its owner alone, found mode {mode:04o}; {}", path.display(), of.remedy_of_access()
+        "expected {} to be accessible only to its owner, found mode {mode:04o}; {}", path.display(), of.remedy_of_access()
     )]
     Exposed {
         /// The key file.
@@ -144,7 +144,7 @@ pub fn given(path: &Path) -> Result<Option<Keyring>, TokenKeyError> {
     Ok(read(path, KeyFile::Given)?.map(Keyring::with))
 }
 
-/// Checks the agent's own keys without changing them. A missing file is no fault.
+/// Checks the agent's own keys without changing them. A missing file is not a fault.
 ///
 /// # Errors
 /// The errors of [`given`].

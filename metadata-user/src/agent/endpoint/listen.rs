@@ -318,7 +318,7 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-/// Creates the run directory, for its owner alone or also for a group.
+/// Creates the run directory, for its owner, or for a group as well.
 ///
 /// # Errors
 /// [`SocketError`]: the group does not exist, or the directory cannot be created or is unsafe.

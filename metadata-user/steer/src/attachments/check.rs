@@ -97,7 +97,8 @@ impl Checks {
                 AttachmentFault::Released => tracing::warn!(
                     fault = fault.name(),
                     place,
-                    "`xdp-imds release --force` removed the pins; they are not made again for {} minutes, or until SIGHUP",
+                    "`xdp-imds release --force` removed the pins; \
+                     they are not recreated for {} minutes, or until SIGHUP",
                     RELEASE_GRACE.as_secs() / 60
                 ),
                 AttachmentFault::Hidden => tracing::warn!(fault = fault.name(), "{place}"),
@@ -301,8 +302,8 @@ impl Attachments {
         self.checks.pins = self.pins.as_ref().map(PinDirectory::look);
     }
 
-    /// Makes the directories of the pins again that somebody removed, with the pins of maps and hubs. Those of ports
-    /// follow with the checks. After a forced release nothing is made again for a while. Returns false without pins.
+    /// Recreates the directories of the pins that were removed, with the pins of maps and hubs. Those of ports
+    /// follow with the checks. After a forced release nothing is recreated for a while. Returns false without pins.
     pub(crate) fn mend_pins(&mut self, now: Instant) -> Result<bool, SteerError> {
         let Some(pins) = &mut self.pins else { return Ok(false) };
         if pins.place()? == PinLocation::Removed {

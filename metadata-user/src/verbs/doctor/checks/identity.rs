@@ -8,7 +8,7 @@ use super::count;
 use metadata_signer::Algorithm;
 use metadata_signer::directory::how_to_make;
 
-/// Days before the certificate expires from which on another is called for.
+/// Days before the certificate expires at which the check asks for another.
 const CERTIFICATE_DAYS: u64 = 14;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {

@@ -291,12 +291,13 @@ fn records_directory(directory: &Directory, uid: u32) -> Check {
     }
 }
 
-/// The directory of the state has gone beside a running agent, which makes it at its start.
+/// The state directory was removed while the agent runs, which creates it only at startup.
 fn removed(directory: &Directory) -> Check {
     Check::warn(
         "directory",
         format!(
-            "{} does not exist although an agent runs: registrations, token keys and what guests wrote are in its memory alone",
+            "{} does not exist although an agent runs: registrations, \
+             token keys and what guests wrote are only in its memory",
             directory.path.display()
         ),
         "the directory that the agent made",

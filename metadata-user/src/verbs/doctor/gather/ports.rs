@@ -58,7 +58,7 @@ pub(super) fn named(config: &Config) -> (Option<RecordFacts>, BTreeSet<PortName>
     (records, ports)
 }
 
-/// Most ports of the running agent that are looked at, those that are not attached first.
+/// Most ports of the running agent that are examined, those that are not attached first.
 const SERVED_MOST: usize = 1_024;
 
 /// The ports of the running agent's records and configuration. Records of sources other than the directory name theirs

@@ -612,7 +612,7 @@ fn the_imagined_vmi_has_the_form_of_the_recorded_ones() {
     let strange = imagined.difference(&real).filter(|path| !is_map(path));
     let strange = strange.filter(|path| !NOT_RECORDED.iter().any(|known| path.starts_with(known)));
     assert_eq!(strange.collect::<Vec<_>>(), Vec::<&String>::new());
-    // Where the domain has a NIC, the status has its MAC and its source, which is what the feed goes by.
+    // Where the domain has a NIC, the status has its MAC and its source, which is what the feed uses.
     for name in ["masquerade", "bridge", "mac-address", "passt", "secret"] {
         for vmi in recorded(name).into_iter().filter_map(|line| line.vmi) {
             let known = Vmi::from_value(vmi.clone()).expect("a VMI");
