@@ -4,7 +4,7 @@
 //! record, a request or an answer reaches a terminal. Printers show each value by
 //! [`Printable`](metadata_common::printable::Printable), which escapes line feeds too.
 //!
-//! The reader of a pipe may have gone, as `head` does. Then a verb ends without a message ([`is_closed`]).
+//! The reader of a pipe may have exited, as `head` does. Then a verb ends without a message ([`is_closed`]).
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Stderr, StdoutLock, Write};

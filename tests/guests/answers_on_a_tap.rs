@@ -162,7 +162,7 @@ fn the_loss_of_any_one_frame_is_recovered() {
     }
 }
 
-// A FIN that a full tap ring drops is sent again.
+// A FIN that a full tap ring drops is retransmitted.
 //
 // A full ring silently drops the frames that XDP returns to its tap. Behind vhost-net the guest's own ring is filled
 // first, and then what vhost-net has in hand.

@@ -448,7 +448,7 @@ pub fn get(path: &str) -> Vec<u8> {
 
 /// Payload of one segment, in bytes.
 const SEGMENT: usize = 1_400;
-/// Time until an unacknowledged segment is sent again.
+/// Time until an unacknowledged segment is retransmitted.
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
 /// Number of SYNs to send before the answers are read.
 const SYNS: usize = 64;

@@ -73,7 +73,7 @@ pub(crate) fn part(files: &Path, name: &str, mut saw: impl FnMut(&Path)) -> Resu
         Err(PartError::File { path: path.clone(), expected, found: found.to_owned() })
     };
     if bytes.len() > FILE_BYTES {
-        return wrong("at most 4 MiB; keep large user-data in a file of its own, named by `source`", "more");
+        return wrong("at most 4 MiB; keep large user-data in its own file, named by `source`", "more");
     }
     let mut value = match parser::yaml(&bytes) {
         Ok(value @ Value::Object(_)) => value,

@@ -5,7 +5,7 @@
 //!  node ──── new record, end of a record: close the slot's edition ────────────────────► kernel
 //! ```
 //!
-//! The publisher has a thread of its own, because rendering and entering the documents of a thousand VMs takes some
+//! The publisher has its own thread, because rendering and entering the documents of a thousand VMs takes some
 //! hundred milliseconds. Withdrawal does not wait for it: the node closes an edition itself.
 
 mod candidates;

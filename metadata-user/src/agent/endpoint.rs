@@ -196,7 +196,7 @@ fn verdict(problems: impl Iterator<Item = HealthProblem>) -> Response {
 /// The query of `/v1/status`.
 #[derive(Deserialize)]
 struct StatusQuery {
-    /// A port, a MAC or a VM whose guests are shown instead of the agent.
+    /// Shows the guests of this port, MAC or VM instead of the agent.
     guest: Option<String>,
     /// `all` lists every port instead of only those in trouble.
     ports: Option<String>,

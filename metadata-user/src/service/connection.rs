@@ -197,7 +197,7 @@ impl<A: AnswerSource> HttpConnection<A> {
         });
     }
 
-    /// Starts the wait of a complete request, unless it already waits for this reason.
+    /// Makes a complete request wait, unless it already waits for this reason.
     fn wait_for(&mut self, reason: WaitReason) {
         if self.wait.as_ref().is_none_or(|wait| !wait.is_for(reason)) {
             let former = self.wait.replace(WaitGuard::begin(&self.shared.tally, reason));

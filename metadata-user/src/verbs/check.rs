@@ -113,7 +113,7 @@ struct Finding {
     field: Option<String>,
     /// What is wrong, and the remedy.
     message: String,
-    /// The message with its place, as it is printed.
+    /// The message with its location, as it is printed.
     #[serde(skip)]
     line_text: String,
 }

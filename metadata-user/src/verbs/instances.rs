@@ -295,7 +295,7 @@ fn meant(
     }
 }
 
-/// No instance has the name: in this source, or in any.
+/// The error for a name that no instance has, in this source or in any.
 fn unknown(source: Option<RecordSource>, name: &str) -> RegistrationError {
     let detail = match source.map(RecordSource::name) {
         None => format!(

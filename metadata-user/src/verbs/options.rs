@@ -158,7 +158,8 @@ impl Agent {
         }
     }
 
-    /// Returns the prefix of the hub's device names: `given`, the configuration's or the default, in this order.
+    /// Returns the prefix of the hub's device names: `given` if there is one, then that of the configuration, then the
+    /// default.
     ///
     /// # Errors
     /// The configuration cannot be read.
@@ -179,7 +180,7 @@ impl Agent {
 /// Reads a record and the files that it names, within `limits`.
 ///
 /// # Errors
-/// The path is no file, or the record is invalid.
+/// The path is not a file, or the record is invalid.
 pub(super) fn load(path: &Path, limits: &RecordLimits) -> anyhow::Result<(Record, Vec<Warning>)> {
     Ok(load_file(path, limits)?.record?)
 }

@@ -2,8 +2,8 @@
 //!
 //! No version number decides: a vendor's kernel may have features of later versions, and may lack some of its own. The
 //! probes here create nothing that outlives the call, need no device of their own, and take well under a millisecond
-//! together. [`Steering::start`](super::Steering::start) runs them once. Doctor also attaches programs, in a network
-//! namespace of its own (`probe`).
+//! together. [`Steering::start`](super::Steering::start) runs them once. Doctor also attaches programs, in
+//! its own network namespace (`probe`).
 
 use aya::maps::MapType;
 use aya::programs::{ProgramError, ProgramType, SchedClassifier, TcAttachType};

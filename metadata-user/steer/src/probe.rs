@@ -1,5 +1,5 @@
 //! Probes what steering needs, for `xdp-imds doctor`, without lasting changes. A probe that creates something does so
-//! in a network namespace of its own, which goes with the probe's thread even if that is killed.
+//! in its own network namespace, which goes with the probe's thread even if that is killed.
 
 pub use super::error::ProbeError;
 pub use super::features::{Feature, FeatureText, ProbeResult, missing_helpers};
@@ -193,12 +193,12 @@ fn filters(name: &str, ifindex: u32) -> Result<Vec<Filter>, SteerError> {
     Ok(filters)
 }
 
-// Features of the kernel that need a device, and a whole start, each in a network namespace of its own.
+// Features of the kernel that need a device, and a whole start, each in its own network namespace.
 
 /// The interface index of the loopback, which exists in every new network namespace.
 const LOOPBACK_INDEX: u32 = 1;
 
-/// Whether the kernel has each feature. It attaches programs in a network namespace of its own.
+/// Whether the kernel has each feature. It attaches programs in its own network namespace.
 #[must_use]
 pub fn features() -> Vec<(Feature, ProbeResult)> {
     let staged = alone(|| Ok(staged_features()));

@@ -586,8 +586,8 @@ impl Steering {
         Ok(self.takeover.release_all_but(&wanted, &mut self.attachments, &mut self.maps))
     }
 
-    /// Takes all ports over from the agent that still runs, including ports it added since the start. Connections it
-    /// has claimed stay with it. Blocks for some microseconds a port; no frame is lost meanwhile.
+    /// Takes all ports over from the agent that is still running, including ports it added since the start. Connections
+    /// it has claimed stay with it. Blocks for some microseconds a port; no frame is lost meanwhile.
     ///
     /// The other agent must have stopped changing ports. [`Steering::identities`] lists the bound identities
     /// afterwards.

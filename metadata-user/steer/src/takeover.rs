@@ -404,7 +404,7 @@ fn release(
 
 // Ports of an agent that still runs.
 impl InheritedPorts {
-    /// Takes all ports over from the agent that still runs, including ports it added since the start.
+    /// Takes all ports over from the agent that is still running, including ports it added since the start.
     pub(super) fn take_over_all(
         &mut self,
         hubs: &Hubs,

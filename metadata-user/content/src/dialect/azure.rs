@@ -172,7 +172,7 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
 
 const EVENT_METHODS: Methods = Methods::of(&[Method::Get, Method::Head, Method::Post]);
 
-/// Returns Azure's document of the events that are still to come or have begun.
+/// Returns Azure's document of the pending and started events.
 fn scheduled_events(record: &Record, events: &EventDocument) -> Bytes {
     let event = |known: &AnnouncedEvent| {
         let event = &known.event;

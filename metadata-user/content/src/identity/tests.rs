@@ -273,7 +273,7 @@ fn the_tokens_of_one_namespace_leave_places_for_those_of_another() {
 #[test]
 fn a_full_queue_of_the_node_refuses_and_recovers() {
     let node = Node::new(None);
-    // Every VM is in a namespace of its own.
+    // Every VM is in its own namespace.
     let of_namespace = |n: usize| {
         let mut record = full();
         record["identity"] = json!({});

@@ -63,7 +63,7 @@ pub fn note_hang_up(flag: &Arc<AtomicBool>) -> io::Result<()> {
 pub struct EndConditions {
     /// There is nothing more to show.
     pub over: Arc<AtomicBool>,
-    /// The user wants the program to end. Ctrl-C and signals set it, and go on doing so after the view.
+    /// The user wants the program to end. Ctrl-C and signals set it, and continue to do so after the view.
     pub interrupted: Arc<AtomicBool>,
 }
 

@@ -102,7 +102,7 @@ impl Source for KubevirtSource {
         checks
     }
 
-    /// Each VM has a namespace of its own.
+    /// Each VM has its own namespace.
     fn is_in_namespaces(&self) -> bool {
         true
     }

@@ -70,7 +70,7 @@ pub struct ConfigFacts {
     pub steer: SteeringMode,
     /// The prefix of the names of the hub's devices. Ports exchange frames with the agent through these devices.
     pub hub: String,
-    /// Number of worker threads. Each has a hub of its own.
+    /// Number of worker threads. Each has its own hub.
     pub workers: u32,
     /// Memory that one worker locks for frames, in bytes.
     pub pinned_memory: u64,

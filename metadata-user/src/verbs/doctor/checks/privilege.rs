@@ -21,7 +21,7 @@ const FILES_OF_A_PORT: u64 = 2;
 /// File descriptors per network namespace with ports, except the agent's own: two for programs, one to watch the
 /// devices, one in reserve.
 const FILES_OF_A_NAMESPACE: u64 = 4;
-/// Recommended minimum of the limit on open files. With a lower limit, the agent could not attach many more ports.
+/// Recommended minimum for the limit on open files. With a lower limit, the agent could not attach many more ports.
 const FILES_TO_GROW: u64 = 4_096;
 
 /// A capability that the agent needs.

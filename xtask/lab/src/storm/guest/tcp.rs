@@ -16,9 +16,9 @@ pub(crate) const SECOND: Nanos = 1_000_000_000;
 
 /// The time before a SYN is sent again (RFC 6298 §2.1). It doubles each time.
 const SYN_RTO: Nanos = SECOND;
-/// The least time before another segment is sent again: Linux's TCP_RTO_MIN.
+/// The least time before another segment is retransmitted: Linux's TCP_RTO_MIN.
 const RTO_MIN: Nanos = 200 * MILLISECOND;
-/// How often a segment is sent again before the connection is given up: Linux's tcp_syn_retries.
+/// How often a segment is retransmitted before the connection is given up: Linux's tcp_syn_retries.
 const RETRIES: u8 = 6;
 /// The delay of an acknowledgement: Linux's TCP_DELACK_MIN.
 const DELAYED_ACK: Nanos = 40 * MILLISECOND;

@@ -1,4 +1,4 @@
-//! Tests of guests with a server in memory: faults are detected, and lost segments are sent again.
+//! Tests of guests with a server in memory: faults are detected, and lost segments are retransmitted.
 
 use metadata_common::mac::Mac;
 use std::collections::{HashMap, VecDeque};
@@ -93,7 +93,8 @@ impl TestServer {
             served.sent.push((served.next, Vec::new(), FIN | ACK));
             served.next = served.next.wrapping_add(1);
         }
-        // An acknowledgement of less than everything may mean a loss, so the first outstanding segment is sent again.
+        // An acknowledgement of less than everything may mean a loss, so the first outstanding segment is
+        // retransmitted.
         let again = if payload.is_empty() && header.flags & FIN == 0 { 1 } else { usize::MAX };
         for (seq, bytes, flags) in served.sent.iter().take(again) {
             out.push(frame(header.port, *seq, served.expected, *flags, bytes));
