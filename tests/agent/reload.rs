@@ -167,7 +167,8 @@ fn a_reload_applies_what_it_can_and_a_bad_configuration_changes_nothing() {
         let refused = || {
             anyhow::ensure!(reloads(&agent, "failed") == before + 1);
             let said = agent.log();
-            let last = said.lines().rfind(|line| line.contains("stays unchanged")).unwrap_or_default();
+            let last =
+                said.lines().rfind(|line| line.contains("configuration stays unchanged")).unwrap_or_default();
             anyhow::ensure!(last.contains(error), "the last refusal does not name `{error}`: {last:?}");
             Ok(())
         };

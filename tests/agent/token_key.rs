@@ -120,7 +120,7 @@ fn a_file_that_appears_later_is_followed_and_one_that_goes_is_a_problem() {
     });
     assert!(accepted && problems[0].contains("mode 0644"), "{problems:?}");
     let (accepted, problems) = accepts_after(&|| fs::remove_file(&second).expect("removed"));
-    assert!(accepted && problems[0].contains("has gone: put it back"), "{problems:?}");
+    assert!(accepted && problems[0].contains("is missing: restore it"), "{problems:?}");
     let mended = accepts_after(&|| {
         fs::copy(&first, &second).expect("copied");
     });

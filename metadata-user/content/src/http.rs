@@ -202,7 +202,7 @@ pub enum RequestError {
     #[error("expected the rest of the request before the end of the connection")]
     Truncated,
     /// The rest of the request did not arrive in time.
-    #[error("expected the rest of the request sooner")]
+    #[error("expected the rest of the request within the time limit")]
     Timeout,
 }
 

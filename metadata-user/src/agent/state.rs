@@ -95,7 +95,7 @@ impl GivenKey {
             }
             Ok(false) => self.is_used.then(|| {
                 format!(
-                    "{path}, the file of `token_key`, has gone: put it back before this agent is restarted"
+                    "{path}, the file of `token_key`, is missing: restore it before this agent is restarted"
                 )
             }),
             Err(error) => Some(error.to_string()),
