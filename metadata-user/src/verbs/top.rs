@@ -17,7 +17,7 @@ use super::options;
 use super::{Exit, ExitError};
 use crate::output;
 
-/// Least and most time between two requests. The agent stops to follow guests if it is not asked for longer.
+/// Least and most time between two requests. The agent stops following guests if it is not asked for longer.
 const INTERVAL: std::ops::RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(20);
 /// How long `--once` watches before it shows: rates need two readings, which are a second apart.
 const ONCE: Duration = Duration::from_millis(1_200);
