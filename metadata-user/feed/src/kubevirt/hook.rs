@@ -223,7 +223,7 @@ async fn attend(stream: UnixStream, handlers: HookHandlers, stay: EvictionGuard)
     server.max_concurrent_streams(1);
     let conversation = server.serve_connection(TokioIo::new(stream), answer);
     if let Ok(Err(error)) = tokio::time::timeout(life, conversation).await {
-        debug!("a caller of the node hook: {error}");
+        debug!("a connection to the node hook failed: {error}");
     }
 }
 
