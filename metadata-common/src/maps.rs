@@ -283,7 +283,7 @@ pub const SPENT_WORD: usize = 1;
 pub mod program {
     /// XDP on each VM's tap: classifies, identifies, limits and stamps frames and redirects them to the hub.
     pub const PORT: &str = "port";
-    /// XDP on a VM's tap in another namespace than the agent's: prepends the namespace number and tail-calls
+    /// XDP on a VM's tap in a namespace other than the agent's: prepends the namespace number and tail-calls
     /// `port`.
     pub const PORT_STUB: &str = "port_stub";
     /// XDP after `port`, for a segment with data: answers a request from the published documents, or redirects it to the
@@ -291,10 +291,10 @@ pub mod program {
     pub const REQUEST: &str = "request";
     /// A classifier that does the work of `port` where a VM's frames enter the network stack.
     pub const PORT_TCX: &str = "port_tcx";
-    /// A classifier on a VM's tap in another namespace than the agent's: passes the namespace number and
+    /// A classifier on a VM's tap in a namespace other than the agent's: passes the namespace number and
     /// tail-calls `port_tcx`.
     pub const PORT_TCX_STUB: &str = "port_tcx_stub";
-    /// A classifier tail-called by `port_tcx` in other namespaces: writes the frame to a hub's ring.
+    /// A classifier that `port_tcx` tail-calls for a frame of another namespace: writes it to a hub's ring.
     pub const RING: &str = "ring";
     /// A classifier after `request`, on the hub's inner veth: completes an answer that has no room in the frame of its
     /// request, and sends it to the guest's port.

@@ -1,10 +1,10 @@
 //! Fair shares of a limit of the node among tenants.
 //!
-//! A tenant is whoever the platform says a record belongs to; nothing that a tenant writes names it. Of each limit that
+//! A tenant is the owner that the platform assigned to a record; nothing that a tenant writes names it. Of each limit that
 //! tenants can fill, a tenant holds at most half of what the others leave. One tenant alone can therefore hold half of
 //! the limit, two a third each, and there is always something left for the next one. A tenant below the floor is
 //! admitted while anything is left, and an eighth of the limit is kept for such tenants. The operator's own records are
-//! bounded by the limit alone.
+//! bounded only by the limit.
 //!
 //! The rule looks only at what is held now, not at times or at the order of arrival, and takes nothing away from
 //! anybody.

@@ -167,7 +167,7 @@ verdicts! {
     /// `ring`: the ring is full, or half full while the port is far beyond its rate, or the kernel refused
     /// the copy.
     RingDropFull => Drop, "ring_drop_full";
-    /// `port_tcx`, in another namespace than the hub: the hub has no ring.
+    /// `port_tcx`, in a namespace other than the hub's: the hub has no ring.
     RingDropAbsent => Drop, "ring_drop_absent";
 
     /// `hub`, `hub_tcx`: sent to the guest's port.

@@ -178,7 +178,7 @@ fn complete(context: &TcContext) -> Option<()> {
 }
 
 /// Behind `hub`: sends answers to ports whose device does not accept redirected frames. On the tap for long
-/// answers, alone: sends each to its port. No frame continues to the host's network stack.
+/// answers, without `hub`: sends each answer to its port. No frame continues to the host's network stack.
 #[classifier]
 pub fn hub_tcx(context: TcContext) -> i32 {
     match deliver(&Frame::first_piece(&context), &Guests) {

@@ -31,7 +31,7 @@ static PORT_PROGRAMS: ProgramArray = ProgramArray::with_max_entries(1, 0);
 #[map]
 static PORT_CLASSIFIERS: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
-/// On a VM's tap in another namespace than the agent's: adds the number and tail-calls `port`.
+/// On a VM's tap in a namespace other than the agent's: adds the number and tail-calls `port`.
 #[xdp]
 pub fn port_stub(context: XdpContext) -> u32 {
     // SAFETY: the context belongs to this run; nothing has been derived from it.
@@ -57,7 +57,7 @@ pub fn port_stub(context: XdpContext) -> u32 {
     XDP_PASS
 }
 
-/// At the entry to the network stack in another namespace than the agent's: passes ordinary frames, or adds
+/// At the entry to the network stack in a namespace other than the agent's: passes ordinary frames, or adds
 /// the number and tail-calls `port_tcx`.
 #[classifier]
 pub fn port_tcx_stub(context: TcContext) -> i32 {

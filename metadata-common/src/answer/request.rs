@@ -273,8 +273,8 @@ fn turn(
     Some((Turn::New(options, seq), ack, options.segment))
 }
 
-/// The keyed hash of a request. Its key is secret; whoever finds two requests with one hash gets the answer to the other,
-/// which is for the same VM.
+/// The keyed hash of a request. Its key is secret. Anyone who finds two requests with one hash gets the answer to the
+/// other one, which is for the same VM.
 #[inline(always)]
 fn hash_request(frame: &(impl Editor + ?Sized), at: usize, length: usize, key: &CookieKey) -> Option<u64> {
     let end = at + length;
