@@ -232,13 +232,19 @@ fn a_request_of_any_length_gets_a_response_of_any_length() {
     }
 }
 
-#[test]
-fn no_frame_of_a_guest_is_a_begun_answer() {
+/// The frame of a request after `request` has begun its answer of 1,000 bytes.
+fn begun() -> Vec<u8> {
     let kernel = Kernel::publish(GET, &response(1_000));
     let mut request = AnswerableRequest::default();
     let mut frame = asking(GET);
     find(&frame[..], SLOT, NOW, &&kernel, &mut request).expect("an answer");
     long::begin(&mut frame[..], &request, &&kernel).expect("the frame is long enough");
+    frame
+}
+
+#[test]
+fn no_frame_of_a_guest_is_a_begun_answer() {
+    let mut frame = begun();
     assert!(AnswerRest::read(&frame[..]).is_some());
     // Every frame to the hub carries its sender's stamp.
     for source in [stamp(0), stamp(SLOT), stamp(Slot::MAX)] {
@@ -249,11 +255,7 @@ fn no_frame_of_a_guest_is_a_begun_answer() {
 
 #[test]
 fn a_begun_answer_that_does_not_fit_is_refused() {
-    let kernel = Kernel::publish(GET, &response(1_000));
-    let mut request = AnswerableRequest::default();
-    let mut begun = asking(GET);
-    find(&begun[..], SLOT, NOW, &&kernel, &mut request).expect("an answer");
-    long::begin(&mut begun[..], &request, &&kernel).expect("the frame is long enough");
+    let begun = begun();
     let longest = (LONG_RESPONSE_BYTES + 40) as u16;
     for (what, at, value, is_read) in [
         ("the longest", 16, longest.to_be_bytes(), true),

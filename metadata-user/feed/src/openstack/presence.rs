@@ -78,7 +78,7 @@ impl NeutronPresence {
         (self.due, self.tried) = (None, Some((self.row_uuid(), seen)));
         let changed = [(BRIDGE, self.bridge.clone()), (SEEN, seen.to_string())];
         let keys: Vec<_> = changed.iter().map(|(key, _)| *key).collect();
-        // An id that is there stays: inserting replaces no key (RFC 7047, 5.1).
+        // An existing id stays, because `insert` does not replace the value of a key (RFC 7047 §5.1).
         let id = (ID, agent_id(&self.chassis));
         let pairs: Vec<_> = changed.into_iter().chain([id]).map(|(key, value)| json!([key, value])).collect();
         vec![json!({
@@ -126,7 +126,7 @@ fn agent_id(chassis: &str) -> String {
     format!("{}-{}-{}-{}-{}", &id[..8], &id[8..12], &id[12..16], &id[16..20], &id[20..])
 }
 
-/// A UUID of version 5 (RFC 9562, 5.5).
+/// A UUID of version 5 (RFC 9562 §5.5).
 fn uuid5(namespace: u128, name: &str) -> u128 {
     let digest = Sha1::new().chain_update(namespace.to_be_bytes()).chain_update(name).finalize();
     let mut bytes = [0; 16];
