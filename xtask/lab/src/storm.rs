@@ -101,6 +101,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WEIGHT", conflicts_with_all = ["event", "kill_after"],
           value_parser = clap::value_parser!(u32).range(1..=100))]
     server_cpu_weight: Option<u32>,
+    /// Let two guests boot before each round, as on a node that has run the image: the agent then knows what guests send
+    #[arg(long)]
+    known_image: bool,
     /// Measure a lone request: one guest at a time, with pauses between requests
     #[arg(long)]
     lone: bool,

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use std::fmt;
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -321,10 +321,15 @@ impl Subject for Agent {
         for tenant in scene.tenants {
             writeln!(text, "- {{ifname: {}, mac: \"{}\"}}", tenant.tap, tenant.mac)?;
         }
-        Ok(std::fs::write(self.file("config.yaml")?, text)?)
+        Ok(fs::write(self.file("config.yaml")?, text)?)
     }
 
     fn start<'a>(&'a self, scene: &'a Scene<'a>) -> Result<Box<dyn Running + 'a>> {
+        // An agent that knows what the guests of a former round have sent would answer first requests in the kernel.
+        let state = self.file("state")?;
+        if state.exists() {
+            fs::remove_dir_all(state)?;
+        }
         let mut serving =
             Serving { child: self.spawn(scene, false)?, agent: self, scene, log: self.file("log")? };
         serving.wait(scene.tenants.len())?;
@@ -473,7 +478,7 @@ impl Drop for Serving<'_> {
 }
 
 fn tail(log: &Path) -> String {
-    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let text = fs::read_to_string(log).unwrap_or_default();
     let last: Vec<_> = text.lines().rev().take(10).collect();
     last.into_iter().rev().collect::<Vec<_>>().join("\n")
 }

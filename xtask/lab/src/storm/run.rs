@@ -21,6 +21,9 @@ use lab::{Agent, Lab, RETRIES};
 /// Pause between a server's start and the storm, so that one-time work after the start is not measured.
 const SETTLE: Duration = Duration::from_millis(300);
 
+/// Guests from which the agent learns an image.
+const PIONEERS: usize = 2;
+
 /// Pause before a server's idle time is measured. Its start-up threads end in this time, and it checks its ports for
 /// the first time (after 2 s).
 const SETTLE_IDLE: Duration = Duration::from_secs(3);
@@ -157,6 +160,9 @@ impl Run<'_> {
         };
         if self.args.server_cpu_weight.is_some() || orders.kill.is_some() {
             self.boot_once(&orders)?;
+            running.settle()?;
+        } else if self.args.known_image {
+            self.boot_once(&Orders { guests: PIONEERS, ..orders.clone() })?;
             running.settle()?;
         }
         let signer: Vec<u32> = running.signer().into_iter().collect();
@@ -307,6 +313,9 @@ impl Run<'_> {
         }
         if let Some(weight) = args.server_cpu_weight {
             set("server-cpu-weight", weight.to_string());
+        }
+        if args.known_image {
+            set("known-image", "yes".into());
         }
         if args.vhost {
             set("vhost", "yes".into());
