@@ -23,7 +23,7 @@ const FAMILIES: [(&str, &[&str]); 2] =
 /// The one place that parses YAML and JSON that others wrote, under a budget.
 const PARSER: &str = "content/src/parser.rs";
 /// Other places that parse JSON or XML, and why their input is no tenant's, or is bounded there.
-const OTHER_PARSERS: [(&str, &str); 19] = [
+const OTHER_PARSERS: [(&str, &str); 20] = [
     (
         "content/src/dialect/document.rs",
         "documents that the agent rendered itself; long strings are not in them",
@@ -46,6 +46,7 @@ const OTHER_PARSERS: [(&str, &str); 19] = [
     ("src/verbs/trace.rs", "lines of the agent, read by its verbs"),
     ("src/verbs/options.rs", "answers of the agent, read by its verbs"),
     ("feed/src/state/asked_dialects.rs", "the agent's own file, with a limit of bytes for each line"),
+    ("feed/src/state/learned_requests.rs", "the agent's own file, with a limit of bytes"),
     ("feed/src/state/vm_events.rs", "the agent's own file, with a limit of bytes"),
     ("feed/src/state.rs", "the agent's own files, with a limit of bytes for each line"),
     ("feed/src/state/mailboxes.rs", "the agent's own file, with a limit of bytes"),

@@ -136,7 +136,6 @@ fn taught(config: &str, shape: Shape, test: impl FnOnce(&Node, &Agent<'_>, &mut 
     taught_on(Node::new(shape), config, test);
 }
 
-/// As [`taught`], on this node.
 fn taught_on(mut node: Node, config: &str, test: impl FnOnce(&Node, &Agent<'_>, &mut Station)) {
     let mut third = node.stations.pop().expect("three stations");
     let mut first: Vec<_> = node.stations.drain(..).collect();
@@ -248,7 +247,6 @@ fn long_user_data() -> String {
     user_data(if has_tcx() { LONG_DOCUMENTS[1] } else { 100 })
 }
 
-/// User-data of this length.
 fn user_data(length: usize) -> String {
     let lines = (0..).map(|line| format!("# line {line}\n"));
     let mut text = lines.take(length / 8).fold("#cloud-config\n".to_string(), |text, line| text + &line);
@@ -312,6 +310,7 @@ fn vms_that_answer_alike_share_a_document_until_one_of_them_differs() {
     for station in &mut stations {
         ask(station, PATHS[1]).expect("an answer");
     }
+    let mut alike = None;
     for text in [ALIKE, "#cloud-config\n# for the third\n", ALIKE] {
         serve(&node, THIRD, text);
         eventually(PATIENCE, || {
@@ -327,10 +326,10 @@ fn vms_that_answer_alike_share_a_document_until_one_of_them_differs() {
                 assert_eq!(String::from_utf8_lossy(&content), expected, "VM {number}");
             }
         }
-        // The first VM's own, from before there was a second one, the common one, and what the third has.
-        let own = if text == ALIKE { 2 } else { 3 };
+        let alike = *alike.get_or_insert_with(|| documents(&agent));
+        let expected = if text == ALIKE { alike } else { alike + 1 };
         eventually(PATIENCE, || {
-            ensure!(documents(&agent) == own, "{} documents, not {own}", documents(&agent));
+            ensure!(documents(&agent) == expected, "{} documents, not {expected}", documents(&agent));
             Ok(())
         })
         .unwrap_or_else(|error| panic!("{error:#}"));
@@ -472,6 +471,32 @@ fn the_answers_of_an_agent_that_followed_another_outlive_it_too() {
         let answer = ask(third, PATHS[1]);
         assert_eq!(answer.expect("an answer by the kernel"), before, "after a takeover: {takes_over}");
     }
+}
+
+#[privileged::test]
+fn the_next_agent_knows_what_guests_send_before_any_has_asked() {
+    let mut node = Node::new(Shape::default());
+    let mut stations = std::mem::take(&mut node.stations);
+    let agent = node.agent("");
+    for path in PATHS {
+        stations.iter_mut().for_each(|station| drop(ask(station, path).expect("an answer")));
+        until_the_kernel_answers(&agent, &mut stations[THIRD], path);
+    }
+    let published = documents(&agent);
+    agent.stop().expect("it stops");
+
+    // The next agent knows what the image's guests send.
+    let agent = node.agent("");
+    eventually(PATIENCE, || {
+        ensure!(documents(&agent) == published, "{} documents instead of {published}", documents(&agent));
+        Ok(())
+    })
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
+    let before = by_kernel(&agent);
+    for path in PATHS {
+        ask(&mut stations[THIRD], path).expect("an answer");
+    }
+    assert_eq!(by_kernel(&agent) - before, PATHS.len() as u64, "{}", agent.log());
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! | `token.key` ([`token_file`]) | keys of session tokens | 4 KiB | the file is set aside, and a new key is made; with the wrong permissions, the agent does not start |
 //! | `vms/<uuid>.json` ([`mailboxes`]) | what one guest wrote | 4 MiB | the file is set aside, and the guest starts with nothing |
 //! | `dialects` ([`asked_dialects`]) | which dialects each guest has asked for | 16 MiB | guests' first answers come some 50 µs later |
+//! | `requests` ([`learned_requests`]) | which requests the kernel answers | 1 MiB | workers answer them until guests have sent them again |
 //! | `instances/*.json` | one record of the API, with a [`FileHeader`] | 16 MiB | the file stays and is not served |
 //! | `records.snapshot` | the last good records, as a [`StateFileKind`] | 256 MiB | rewritten once records are read |
 //! | `kubevirt.vmis` | the last known VMIs, as a [`StateFileKind`] | 64 MiB | rewritten once the API server answers |
@@ -23,6 +24,7 @@
 //! whole, and truncated JSON does not parse.
 
 pub mod asked_dialects;
+pub mod learned_requests;
 pub mod mailboxes;
 pub mod private_file;
 pub mod save_queue;

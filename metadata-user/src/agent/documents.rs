@@ -10,14 +10,16 @@
 
 mod candidates;
 mod common;
+mod learned;
 
 use candidates::CandidateRequests;
 use common::{CommonAnswer, CommonDocument, CommonIndices, NextAnswer};
+pub(crate) use learned::LearnedFile;
+use learned::LearnedRequests;
 use metadata_common::addresses::{Connection, METADATA};
 use metadata_common::answer::PORT;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{AnswerRecord, DATE_BYTES, DocumentKey, MAX_ANSWER_COUNTERS, Slot};
-use metadata_common::share::{FairShare, Tenant};
 use metadata_content::http::date::{self, Persistence};
 use metadata_content::http::parse::{FIELD_COUNT_MAX, RequestHead};
 use metadata_content::http::target::normalise;
@@ -28,7 +30,7 @@ use metadata_datapath::afxdp::AllSentTable;
 use metadata_steer::{BodyKey, DocumentTable, Editions, KernelResponse, SteerError};
 use rustix::time::{ClockId, clock_gettime};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::RandomState;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -41,20 +43,11 @@ use tracing::warn;
 use crate::service::audit::{AuditEntry, RequestPath, Tape};
 use crate::service::{DocumentCounts, ReportedRequest, RequestForm, RequestReports, WorkerCounts, is_plain};
 
-/// Limit on learned requests. The one with the fewest recent answers makes room for another.
-pub(crate) const LEARNED: usize = 256;
-
-/// Learned requests that each tenant may have while [`LEARNED`] is not reached.
-const LEARNED_FLOOR: usize = 16;
-
 /// How often the log says that something is not published.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// Limit on slots that are published before reports are read again.
 const SLOTS_AT_ONCE: usize = 64;
-
-/// How long a learned request is kept, whatever other requests come.
-const KEPT_FOR: Duration = Duration::from_secs(60);
 
 /// Longest pause while anything is published or recorded.
 const TICK: Duration = Duration::from_millis(50);
@@ -84,6 +77,7 @@ impl DocumentPublisher {
         table: DocumentTable,
         sources: DocumentSources,
         reports: Arc<RequestReports>,
+        file: Option<LearnedFile>,
     ) -> io::Result<Self> {
         let (editions, end) = (table.editions().clone(), Arc::new(AtomicBool::new(false)));
         let (its_reports, its_end) = (Arc::clone(&reports), Arc::clone(&end));
@@ -92,7 +86,8 @@ impl DocumentPublisher {
         let (its_macs, its_counts) = (Arc::clone(&macs), Arc::clone(&counts));
         let thread = thread::Builder::new().name("imds-documents".into()).spawn(move || {
             its_reports.publish_here();
-            PublisherThread::new(table, sources, its_reports, its_macs).run(&its_end, &its_counts);
+            let learned = LearnedRequests::new(Arc::clone(&its_reports), file);
+            PublisherThread::new(table, sources, its_reports, its_macs, learned).run(&its_end, &its_counts);
         })?;
         Ok(Self { editions, reports, macs, counts, end, thread: Some(thread) })
     }
@@ -146,19 +141,6 @@ pub(crate) struct DocumentSources {
     pub(crate) without_agent: Duration,
 }
 
-/// A request whose answers are published.
-struct LearnedRequest {
-    report: ReportedRequest,
-    /// Whose share of the learned requests it takes: that of the second VM that has sent it.
-    tenant: Tenant,
-    since: Instant,
-    /// Its place among all that were learned.
-    number: u64,
-    /// Answers by the kernel, of which older ones count less.
-    recent: u64,
-    common: CommonAnswer,
-}
-
 /// A counter of the kernel.
 struct AnswerCounter {
     form: Arc<RequestForm>,
@@ -198,11 +180,7 @@ struct PublisherThread {
     reports: Arc<RequestReports>,
     macs: SlotMacs,
     candidates: CandidateRequests,
-    learned: HashMap<u64, LearnedRequest>,
-    /// The forms of `learned` by number.
-    forms: BTreeMap<u64, Arc<RequestForm>>,
-    /// Increases with each learned request.
-    learned_count: u64,
+    learned: LearnedRequests,
     counters: Vec<AnswerCounter>,
     /// The index of each counter, by the request's hash, the dialect and the status.
     counter_of: HashMap<(u64, Datasource, StatusCode), u16>,
@@ -225,8 +203,6 @@ struct PublisherThread {
     counted_at: u64,
     freed_at: Instant,
     warned_at: Option<Instant>,
-    /// The learned requests of each tenant.
-    shares: FairShare,
 }
 
 impl PublisherThread {
@@ -235,6 +211,7 @@ impl PublisherThread {
         sources: DocumentSources,
         reports: Arc<RequestReports>,
         macs: SlotMacs,
+        learned: LearnedRequests,
     ) -> Self {
         Self {
             table,
@@ -242,9 +219,7 @@ impl PublisherThread {
             reports,
             macs,
             candidates: CandidateRequests::default(),
-            learned: HashMap::new(),
-            forms: BTreeMap::new(),
-            learned_count: 0,
+            learned,
             counters: Vec::new(),
             counter_of: HashMap::new(),
             slots: HashMap::new(),
@@ -261,7 +236,6 @@ impl PublisherThread {
             counted_at: 0,
             freed_at: Instant::now(),
             warned_at: None,
-            shares: FairShare::new(LEARNED, LEARNED_FLOOR),
         }
     }
 
@@ -315,16 +289,17 @@ impl PublisherThread {
     }
 
     fn read_reports(&mut self) {
-        let before = self.learned_count;
+        let before = self.learned.count();
         while let Some(report) = self.reports.next() {
             self.consider(report);
         }
         for slot in self.reports.marked() {
             self.enqueue(slot);
         }
-        if self.learned_count != before {
+        if self.learned.count() != before {
             let slots: Vec<Slot> = self.slots.keys().copied().collect();
             slots.into_iter().for_each(|slot| self.enqueue(slot));
+            self.learned.save();
         }
     }
 
@@ -337,51 +312,36 @@ impl PublisherThread {
     /// Notes a reported request, and learns it if another slot has sent it, too.
     fn consider(&mut self, report: ReportedRequest) {
         let slot = report.slot;
-        if self.learned.contains_key(&report.form.hash) {
+        if self.learned.contains(report.form.hash) {
             return self.enqueue(slot);
         }
         let SlotState::Ready(responses) = self.sources.content.store().get(slot) else { return };
         let tenant = &responses.vm().tenant;
         if let Some(first) = self.candidates.add(tenant, &report)
-            && self.has_room_to_learn(tenant)
+            && (!self.learned.is_full() || self.forget_least())
+            && self.learned.learn(Arc::clone(&report.form), tenant)
         {
-            self.learn(report, tenant.clone());
             self.enqueue(first);
             self.enqueue(slot);
         }
     }
 
-    /// Takes a place for a learned request of a tenant's share.
-    fn has_room_to_learn(&mut self, tenant: &Tenant) -> bool {
-        (self.learned.len() < LEARNED || self.forget_least()) && self.shares.admit(tenant, 1).is_ok()
-    }
-
     /// Forgets the learned request with the fewest recent answers, unless all are young.
     fn forget_least(&mut self) -> bool {
-        let old = self.learned.values().filter(|learned| learned.since.elapsed() > KEPT_FOR);
-        let Some(least) = old.min_by_key(|learned| learned.recent).map(|learned| learned.report.form.hash)
-        else {
-            return false;
-        };
         // The VMs' own documents stay until their editions end. They are still the right answers. New VMs would
         // not be compared with the common document any more, so it is withdrawn.
-        if let Some(forgotten) = self.learned.remove(&least) {
-            self.shares.release(&forgotten.tenant, 1);
-            self.forms.remove(&forgotten.number);
-            self.withdraw_common(least, forgotten.common);
+        let forgotten = self.learned.forget_least();
+        let is_forgotten = forgotten.is_some();
+        if let Some(forgotten) = forgotten {
+            self.withdraw_common(forgotten.form.hash, forgotten.common);
         }
-        self.reports.is_forgotten(least);
-        true
+        is_forgotten
     }
 
-    fn learn(&mut self, report: ReportedRequest, tenant: Tenant) {
-        self.learned_count += 1;
-        let (since, number) = (Instant::now(), self.learned_count);
-        self.reports.is_learned(report.form.hash);
-        self.forms.insert(number, Arc::clone(&report.form));
-        let common = CommonAnswer::default();
-        let learned = LearnedRequest { report, tenant, since, number, recent: 0, common };
-        self.learned.insert(learned.report.form.hash, learned);
+    /// The MAC of a slot's guest.
+    fn mac(&self, slot: Slot) -> Mac {
+        let macs = self.macs.lock().unwrap_or_else(PoisonError::into_inner);
+        macs.get(&slot).copied().unwrap_or(Mac([0; 6]))
     }
 
     fn publish_waiting(&mut self) {
@@ -406,7 +366,7 @@ impl PublisherThread {
         if let Some(published) = self.slots.get(&slot)
             && published.edition == edition
             && Arc::ptr_eq(&published.responses, &responses)
-            && published.learned == self.learned_count
+            && published.learned == self.learned.count()
         {
             return Ok(());
         }
@@ -437,7 +397,7 @@ impl PublisherThread {
         let outcome = self.add_documents(slot, edition, &responses);
         if let Some(published) = self.slots.get_mut(&slot) {
             published.responses = responses;
-            published.learned = if outcome.is_ok() { self.learned_count } else { 0 };
+            published.learned = if outcome.is_ok() { self.learned.count() } else { 0 };
         }
         if let Some(closed) = closed {
             self.order.push_back(slot);
@@ -452,11 +412,9 @@ impl PublisherThread {
         let Some(published) = self.slots.get(&slot) else { return Ok(()) };
         let is_same = std::ptr::eq(&*published.responses, responses);
         let since = if is_same { published.learned } else { 0 };
-        let mac = self.macs.lock().unwrap_or_else(PoisonError::into_inner).get(&slot).copied();
-        let new = self.forms.range(since + 1..);
-        let forms: Vec<_> = new.map(|(_, form)| Arc::clone(form)).collect();
-        for form in forms {
-            let request = form.request_of(mac.unwrap_or(Mac([0; 6])));
+        let mac = self.mac(slot);
+        for form in self.learned.forms_after(since) {
+            let request = form.request_of(mac);
             let own = match &request {
                 Cow::Borrowed(_) => Some(form.hash),
                 Cow::Owned(request) => self.table.hash(request),
@@ -477,7 +435,7 @@ impl PublisherThread {
                 continue;
             };
             let Some(counter) = self.counter(&form, datasource, response.status()) else {
-                let is_learned = |counter: &AnswerCounter| self.learned.contains_key(&counter.form.hash);
+                let is_learned = |counter: &AnswerCounter| self.learned.contains(counter.form.hash);
                 if self.counters.iter().all(is_learned) {
                     continue;
                 }
@@ -513,7 +471,7 @@ impl PublisherThread {
         response: &Response,
         datasource: Datasource,
     ) -> bool {
-        let Some(learned) = self.learned.get_mut(&form.hash) else { return false };
+        let Some(learned) = self.learned.get_mut(form.hash) else { return false };
         let index = match learned.common.next(&self.hasher, response, datasource) {
             NextAnswer::Common(index) => Some(index),
             NextAnswer::Repeated => self.add_common(slot, form, response, datasource),
@@ -544,7 +502,7 @@ impl PublisherThread {
         }
         self.document_count += 1;
         let common = CommonDocument { response: response.clone(), datasource, index, body };
-        self.learned.get_mut(&form.hash)?.common = CommonAnswer::Published(common);
+        self.learned.get_mut(form.hash)?.common = CommonAnswer::Published(common);
         Some(index)
     }
 
@@ -596,9 +554,11 @@ impl PublisherThread {
             self.retire(slot);
             self.enqueue(slot);
         }
-        let take =
-            |(hash, learned): (&u64, &mut LearnedRequest)| (*hash, std::mem::take(&mut learned.common));
-        let all: Vec<_> = self.learned.iter_mut().map(take).collect();
+        let all: Vec<_> = self
+            .learned
+            .iter_mut()
+            .map(|(hash, learned)| (hash, std::mem::take(&mut learned.common)))
+            .collect();
         all.into_iter().for_each(|(request, common)| self.withdraw_common(request, common));
         self.remove_retired()?;
         // What was answered until now is counted and written down under the former numbers.
@@ -683,8 +643,8 @@ impl PublisherThread {
             let more = count.wrapping_sub(counter.counted);
             counter.counted = count;
             self.sources.counts.answered_elsewhere(counter.datasource, counter.status, more);
-            if let Some(learned) = self.learned.get_mut(&counter.form.hash) {
-                learned.recent = learned.recent - learned.recent / 16 + more;
+            if let Some(learned) = self.learned.get_mut(counter.form.hash) {
+                learned.answered(more);
             }
         }
     }

@@ -166,6 +166,7 @@ fn start(
         tallies.push(serve.tally());
         workers.push(spawn_worker(config, &mut steering, serve, key, hub)?);
     }
+    let learned = state.learned_file();
     let room = MemoryBudget::new(config.record_bytes());
     info!(bytes = room.usage().limit, "memory for records");
     let catalogue = RecordCatalogue::new(state, room, &config.ports);
@@ -178,7 +179,7 @@ fn start(
             let (content, tape) = (Arc::clone(&content), collector.tape(hubs.len()));
             let without_agent = Duration::from_secs(config.answer_without_agent_seconds.into());
             let sources = DocumentSources { content, connections, counts, tape, without_agent };
-            Some(DocumentPublisher::start(table, sources, reports).context("starting a thread")?)
+            Some(DocumentPublisher::start(table, sources, reports, learned).context("starting a thread")?)
         }
     };
     let (answers, guard) =

@@ -11,6 +11,7 @@ use rustix::fs::{StatVfsMountFlags, statvfs};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
+use super::documents::LearnedFile;
 use super::registration_store::RegistrationStore;
 use crate::config::Config;
 use crate::delivery::{self, Deliveries};
@@ -27,6 +28,7 @@ use metadata_content::upstream::Upstream;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError};
 use metadata_feed::state::asked_dialects::{self, DialectsByUuid};
+use metadata_feed::state::learned_requests;
 use metadata_feed::state::mailboxes::{self, FormerRecords, Mailboxes};
 use metadata_feed::state::save_queue::{SaveQueue, StateFile, UnsavedFiles};
 use metadata_feed::state::token_file;
@@ -376,6 +378,13 @@ impl NodeState {
     #[must_use]
     pub fn mailboxes(&self) -> &Arc<Mailboxes> {
         &self.mailboxes
+    }
+
+    /// The file of the requests that the kernel answers, if there is a state directory.
+    #[must_use]
+    pub(crate) fn learned_file(&self) -> Option<LearnedFile> {
+        let path = self.directory.as_ref()?.join(learned_requests::FILE);
+        Some(LearnedFile::new(path, self.saves.clone()))
     }
 
     /// The queue that writes the files of the state directory.

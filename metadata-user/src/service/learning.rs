@@ -11,7 +11,7 @@ use metadata_common::answer::request::hash_of;
 use metadata_common::cookie::CookieKey;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_SLOTS, Slot};
-use metadata_content::http::parse::RequestHead;
+use metadata_content::http::parse::{FIELD_COUNT_MAX, RequestHead};
 use metadata_content::http::{Method, Response};
 use std::borrow::Cow;
 use std::fmt;
@@ -153,11 +153,8 @@ impl RequestReports {
         bytes: &[u8],
         response: &Response,
     ) {
-        let is_eligible = head.method == Method::Get
-            && head.is_1_1
-            && head.keeps_alive()
-            && connection.local == (IpAddr::V4(METADATA), PORT)
-            && is_plain(response);
+        let is_eligible =
+            is_kept_get(head) && connection.local == (IpAddr::V4(METADATA), PORT) && is_plain(response);
         if !is_eligible {
             return;
         }
@@ -166,8 +163,7 @@ impl RequestReports {
         if self.entry(hash).load(Ordering::Relaxed) == hash {
             return self.mark(connection.slot);
         }
-        let is_plain = |name: &str| PLAIN_FIELDS.iter().any(|plain| name.eq_ignore_ascii_case(plain));
-        if head.headers.iter().all(|(name, _)| is_plain(name)) && self.reports.push(report).is_ok() {
+        if has_plain_fields(head) && self.reports.push(report).is_ok() {
             self.wake();
         }
     }
@@ -200,6 +196,15 @@ impl RequestReports {
     /// Makes the calling thread the publisher.
     pub fn publish_here(&self) {
         let _ = self.publisher.set(std::thread::current());
+    }
+
+    /// The form of a request that no guest may have sent; `None` if the kernel answers none of its kind.
+    #[must_use]
+    pub fn form_of(&self, request: &[u8]) -> Option<Arc<RequestForm>> {
+        let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
+        let head = RequestHead::parse(request, &mut fields).ok()?;
+        let is_learnable = is_kept_get(&head) && has_plain_fields(&head);
+        RequestForm::of(request, &self.key).filter(|_| is_learnable).map(Arc::new)
     }
 
     /// The next reported request.
@@ -238,6 +243,16 @@ impl RequestReports {
     pub fn has_reports(&self) -> bool {
         !self.reports.is_empty() || self.marked.iter().any(|word| word.load(Ordering::SeqCst) != 0)
     }
+}
+
+/// Returns whether the request is a GET, and its connection stays open.
+fn is_kept_get(head: &RequestHead<'_>) -> bool {
+    head.method == Method::Get && head.is_1_1 && head.keeps_alive()
+}
+
+fn has_plain_fields(head: &RequestHead<'_>) -> bool {
+    let is_plain = |name: &str| PLAIN_FIELDS.iter().any(|plain| name.eq_ignore_ascii_case(plain));
+    head.headers.iter().all(|(name, _)| is_plain(name))
 }
 
 /// Returns whether the response needs nothing of the connection that sends it.

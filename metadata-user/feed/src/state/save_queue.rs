@@ -37,6 +37,8 @@ pub enum StateFile {
     Snapshot,
     /// The dialects that guests asked for.
     Dialects,
+    /// The requests that the kernel answers.
+    Requests,
     /// The events of VMs.
     Events,
     /// The last known VMIs.
@@ -58,6 +60,7 @@ impl fmt::Display for StateFile {
             Self::TokenKeys => f.write_str("token keys"),
             Self::Snapshot => f.write_str("the snapshot of records"),
             Self::Dialects => f.write_str("the dialects that guests use"),
+            Self::Requests => f.write_str("the requests that the kernel answers"),
             Self::Events => f.write_str("the events of VMs"),
             Self::Vmis => f.write_str("the last known VMIs"),
         }
