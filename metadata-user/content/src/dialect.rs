@@ -64,7 +64,6 @@ mod nocloud;
 mod nwcs;
 mod openstack;
 mod oracle;
-mod record_values;
 mod route_builder;
 mod scaleway;
 mod tokens;

@@ -183,7 +183,6 @@ impl Outbox {
     }
 }
 
-/// An [`Outbox`] for one VM.
 #[derive(Debug)]
 pub(crate) struct VmOutbox {
     outbox: Outbox,

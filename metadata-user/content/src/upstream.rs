@@ -195,7 +195,6 @@ pub struct UpstreamAnswer {
     pub body: Bytes,
 }
 
-/// An answer as it is kept.
 struct KeptAnswer {
     response: Response,
     /// The place of a seed in the body, and the body's type: each guest that asks gets other bytes there.

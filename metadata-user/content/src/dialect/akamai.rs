@@ -13,7 +13,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::record_values::{IpVersion, given, known, labels, public_keys};
+use super::common::{IpVersion, given, known, labels, public_keys};
 use super::route_builder::{JSON, RouteBuilder, TEXT};
 use super::tokens::{self, UNPROXIED};
 use super::{AccessCondition, Description, Mount};
@@ -173,7 +173,6 @@ fn accepts_json(request: &Request<'_>) -> bool {
     })
 }
 
-/// Issues session tokens.
 #[derive(Debug)]
 struct SessionTokenIssuer {
     hop_limit: u8,

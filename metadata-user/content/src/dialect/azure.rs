@@ -329,7 +329,6 @@ impl LiveRoute for Instance {
 /// Number of versions that an error names.
 const NEWEST: usize = 3;
 
-/// `format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Format {
     #[default]

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::record_values::{payload_texts, public_keys};
+use super::common::{payload_texts, public_keys};
 use super::route_builder::RouteBuilder;
 use super::{Description, Mount};
 use crate::dialect::json::json;

@@ -7,8 +7,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
+use super::common::{payload_text, public_keys};
 use super::network_config::{Gateways, version_2};
-use super::record_values::{payload_text, public_keys};
 use super::route_builder::{RouteBuilder, TEXT};
 use super::{Description, Mount};
 use crate::dialect::json::json;

@@ -3,7 +3,7 @@
 //! `public-keys` is a leaf here and a directory on EC2, so `serve.date_tree` decides which tree the dated paths
 //! serve. The password server has its own port and always exists.
 
-use super::record_values::public_key_lines;
+use super::common::public_key_lines;
 use super::route_builder::{RouteBuilder, TEXT, computed};
 use super::{Description, Mount, tokens};
 use crate::http::{Response, StatusCode};

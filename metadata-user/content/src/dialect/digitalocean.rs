@@ -11,9 +11,9 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 use std::time::Duration;
 
-use super::common::cloud_init;
-use super::record_values::{
-    IpVersion, gateway, given, known, labels, only_ipv6, payload_texts, public_keys, resolvers, role_name,
+use super::common::{
+    IpVersion, cloud_init, gateway, given, known, labels, only_ipv6, payload_texts, public_keys, resolvers,
+    role_name,
 };
 use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT, computed};
 use super::{Description, Mount};

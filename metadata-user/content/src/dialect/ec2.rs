@@ -24,8 +24,7 @@ use tree::Tree;
 
 use super::events::{imf_fixdate, utc};
 use super::route_builder::{RouteBuilder, TEXT, computed};
-use super::tokens::UNPROXIED;
-use super::tokens::signed;
+use super::tokens::{UNPROXIED, signed};
 use super::{AccessCondition, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};

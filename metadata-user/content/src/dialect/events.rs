@@ -24,7 +24,6 @@ use crate::store::{EVERY_DIALECT, LiveOutcome, LiveRequest, Methods, ParkedCall}
 const WAIT_DEFAULT: Duration = Duration::from_secs(60);
 /// Maximum time a request may wait for a change.
 const WAIT_MOST: Duration = Duration::from_secs(600);
-/// The path.
 const PATH: &str = "/v1/events";
 const METHODS: Methods = Methods::of(&[Method::Get, Method::Head, Method::Post]);
 

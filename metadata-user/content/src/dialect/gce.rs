@@ -121,7 +121,6 @@ fn found(kind: &str, etag: Etag, body: impl Into<Body>) -> Response {
     flavoured(StatusCode(200), kind, &[("ETag", &etag.to_string())], body)
 }
 
-/// Returns the response at `/`.
 pub(super) fn root(routes: &mut RouteBuilder<'_>) -> Response {
     routes.share(flavoured(StatusCode(200), PLAIN, &[], "computeMetadata/\n"))
 }

@@ -10,12 +10,11 @@ use serde_json::{Map, Value};
 
 use std::time::Duration;
 
+use super::common::{IpVersion, gateway, given, known, payload_text, public_keys, speaks};
 use super::document::DocumentTree;
 use super::network_config::{Resolvers, version_1};
-use super::record_values::{IpVersion, gateway, given, known, payload_text, public_keys, speaks};
 use super::route_builder::{RouteBuilder, YAML};
-use super::yaml;
-use super::{Description, Mount};
+use super::{Description, Mount, yaml};
 use crate::dialect::json::json;
 use crate::http::{Body, Response, StatusCode};
 use crate::record::values::NicMac;

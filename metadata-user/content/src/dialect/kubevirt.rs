@@ -85,7 +85,6 @@ fn unavailable(why: &str) -> Response {
     json(StatusCode(500), &format!(r#"{{"error":"token_unavailable","message":{}}}"#, quoted(why)))
 }
 
-/// Returns a JSON string.
 fn quoted(text: &str) -> serde_json::Value {
     text.into()
 }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use percent_encoding::percent_decode;
 use sha2::{Digest as _, Sha256};
 
-use super::record_values::text_form;
+use super::common::text_form;
 use super::route_builder::{BYTES, RouteBuilder, TEXT, YAML};
 use super::{AccessCondition, Description, Mount};
 use crate::http::target::normalise;

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use serde_json::{Map, Value};
 
+use super::common::resolvers;
 use super::json::json;
-use super::record_values::resolvers;
 use crate::record::Nic;
 use crate::record::network::{Address, AddressMethod, Bond, Network, NicRoute};
 

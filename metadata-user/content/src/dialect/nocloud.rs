@@ -5,9 +5,8 @@
 
 use serde_json::{Map, Value};
 
-use super::common::cloud_init;
+use super::common::{cloud_init, public_keys};
 use super::network_config::{self, Gateways, ROUTES_SINCE};
-use super::record_values::public_keys;
 use super::route_builder::{RouteBuilder, YAML};
 use super::{Description, Mount, yaml};
 use crate::http::{Request, Response, StatusCode};

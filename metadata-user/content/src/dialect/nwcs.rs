@@ -3,8 +3,8 @@
 //! cloud-init (`DataSourceNWCS.py`) requires a MAC and a name in every item of the network. So all items are NICs, and
 //! the resolvers are in their subnets.
 
+use super::common::{payload_texts, public_keys};
 use super::network_config::{Resolvers, version_1};
-use super::record_values::{payload_texts, public_keys};
 use super::route_builder::RouteBuilder;
 use super::{Description, Mount};
 use crate::dialect::json::json;

@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::record_values::text_form;
+use super::common::text_form;
 use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT, computed};
 use super::tokens::UNPROXIED;
 use super::{Description, Mount};

@@ -9,8 +9,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
+use super::common::{IpVersion, gateway, given, known, public_key_lines, speaks};
 use super::document::DocumentTree;
-use super::record_values::{IpVersion, gateway, given, known, public_key_lines, speaks};
 use super::route_builder::{RouteBuilder, computed};
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;

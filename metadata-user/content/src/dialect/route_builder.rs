@@ -7,9 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::claims;
 use super::document::JsonDocument;
-use super::yaml;
+use super::{claims, yaml};
 use crate::http::{Body, Request, Response, StatusCode};
 use crate::identity::VmIssuer;
 use crate::record::event::EventDocument;

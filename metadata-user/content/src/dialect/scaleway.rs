@@ -9,8 +9,7 @@ use std::net::IpAddr;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::common::cloud_init;
-use super::record_values::{IpVersion, gateway, given, known, labels, payload_text};
+use super::common::{IpVersion, cloud_init, gateway, given, known, labels, payload_text};
 use super::route_builder::{BYTES, JSON, RouteBuilder, TEXT, computed};
 use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;

@@ -8,15 +8,14 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::common::cloud_init;
-use super::digitalocean;
+use super::common::{
+    IpVersion, cloud_init, gateway, given, known, payload_texts, public_key_lines, public_keys, role_name,
+    speaks,
+};
 use super::document::PartKind;
 use super::network_config::{Resolvers, version_1};
-use super::record_values::{
-    IpVersion, gateway, given, known, payload_texts, public_key_lines, public_keys, role_name, speaks,
-};
 use super::route_builder::{JSON, RouteBuilder, TEXT, computed};
-use super::{Description, Mount};
+use super::{Description, Mount, digitalocean};
 use crate::dialect::json::json;
 use crate::http::{Response, StatusCode};
 use crate::record::values::NicMac;

@@ -1,7 +1,6 @@
 //! Request bodies: their framing and how they are read (RFC 9112 §6, §7).
 
-use super::Headers;
-use super::RequestError;
+use super::{Headers, RequestError};
 
 /// Maximum length of a request body, in bytes.
 pub const BODY_MAX: usize = 64 * 1024;

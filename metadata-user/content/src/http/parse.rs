@@ -7,9 +7,8 @@
 //! Where the RFC leaves a choice, this parser accepts a bare LF as a line end (§2.2), skips empty lines before the
 //! request line (§2.2), and refuses a folded field (§5.2).
 
-use super::RequestError;
 use super::target::host_of;
-use super::{Headers, Method};
+use super::{Headers, Method, RequestError};
 
 /// Maximum length of a request target, in bytes.
 pub const TARGET_MAX: usize = 2048;

@@ -235,14 +235,12 @@ impl Response {
         Self::sharing(Arc::new(ResponseHead { bytes: head, status, closes, hop_limit }), body.into())
     }
 
-    /// Returns the response with a changed head.
     fn with_head(self, change: impl FnOnce(&mut ResponseHead)) -> Self {
         let mut head = (*self.0.head).clone();
         change(&mut head);
         Self(Arc::new(Rendered { head: Arc::new(head), body: self.0.body.clone() }))
     }
 
-    /// Returns the head, to share it.
     #[must_use]
     pub(crate) fn shared_head(&self) -> &Arc<ResponseHead> {
         &self.0.head

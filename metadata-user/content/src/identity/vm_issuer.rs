@@ -9,9 +9,7 @@ use serde_json::{Map, Value};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Claims;
-use super::{Issuer, Permit, count};
-use super::{SigningJob, SigningRequest};
+use super::{Claims, Issuer, Permit, SigningJob, SigningRequest, count};
 use crate::record::identity::Audience;
 use crate::record::{Owner, Record};
 use crate::slot_nics::SlotNics;

@@ -8,12 +8,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Record;
 use super::dialects::Dialect;
 use super::validate::{ValidationResult, Validator};
 use super::values::{Line, Secret, TextForm as _, Timestamp};
 use super::vm::{AccessToken, Credentials, FileSource, Iam, ManagedIdentity, SystemdCredential};
-use super::{PathStep, way};
+use super::{PathStep, Record, way};
 use crate::parser;
 
 /// Maximum size of a credential file, in bytes.

@@ -5,7 +5,6 @@ use proptest::prelude::*;
 use super::values::Cidr;
 use super::{Record, RecordError, RecordLimits, Role, USER_DATA_DEFAULT, credentials};
 
-/// A full record.
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 
 fn edited(from: &str, to: &str) -> String {

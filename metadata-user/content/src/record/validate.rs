@@ -7,16 +7,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 
 use super::credentials::Credential;
-use super::dialects::Dialect;
-use super::dialects::{Imdsv2, ServeLimits, USER_DATA_MAX};
+use super::dialects::{Dialect, Imdsv2, ServeLimits, USER_DATA_MAX};
 use super::event::EVENTS_PER_VM;
 use super::identity::{AUDIENCES, SUBJECT_BYTES};
 use super::network::{NetworkMode, Nic};
 use super::values::{FQDN_BYTES, excerpt};
 use super::vm::{FileSource, Payload};
-use super::{PathStep, RecordText, way};
-use super::{Record, RecordLimits};
-use super::{RecordError, Warning};
+use super::{PathStep, Record, RecordError, RecordLimits, RecordText, Warning, way};
 use crate::parser;
 
 /// Warnings of a record get a line and a column until its text was read again so many times, and

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-use super::Record;
 use super::dialects::{DateTree, Dialect};
 use super::identity::Owner;
 use super::validate::{ValidationResult, Validator};
@@ -16,7 +15,7 @@ use super::values::{
     OpaqueBytes, PublicKey, RoleName, Secret, SecretText, TextForm, Timestamp, Uuid, excerpt, readable,
     writable,
 };
-use super::way;
+use super::{Record, way};
 
 /// `schema`: version of the record format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]

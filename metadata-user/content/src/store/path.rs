@@ -8,9 +8,7 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::Datasource;
-use super::live::RequestGuard;
-use super::live::{LiveOutcome, LiveRequest, LiveRoute};
+use super::{Datasource, LiveOutcome, LiveRequest, LiveRoute, RequestGuard};
 use crate::http::{Headers, Method, Response};
 use crate::record::Dialects;
 
@@ -338,7 +336,6 @@ impl Route {
         self.on(|terms| (terms.hash, terms.path) = (hash([path.as_ref()]), path))
     }
 
-    /// Returns the path.
     pub(super) fn path(&self) -> &str {
         &self.terms.path
     }

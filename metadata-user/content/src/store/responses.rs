@@ -3,10 +3,8 @@
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 
-use super::Datasource;
-use super::live::{LiveOutcome, LiveRequest, ParkedCall, VmState};
-use super::path::{Canonical, Host};
-use super::path::{Endpoint, Methods, Route};
+use super::path::{Canonical, Endpoint, Host, Methods, Route};
+use super::{Datasource, LiveOutcome, LiveRequest, ParkedCall, VmState};
 use crate::http::{Method, Request, Response, StatusCode};
 use crate::record::{Dialects, Record};
 use metadata_common::addresses::Connection;
@@ -265,7 +263,6 @@ impl Responses {
         Found::Nothing
     }
 
-    /// Returns the routes of a path.
     fn at(&self, host: Host, path: &Canonical<'_>) -> &[Route] {
         let (routes, hashes, hash) = (&self.routes[host.index()], &self.hashes[host.index()], path.hash());
         let start = hashes.partition_point(|known| *known < hash);
@@ -351,8 +348,7 @@ mod tests {
 
     use super::{Endpoint, Host, LiveOutcome, Methods, Responses, Route, VmState};
     use crate::http::{Headers, Method, Request, RequestTarget, Response, StatusCode};
-    use crate::store::LiveRoute;
-    use crate::store::{Condition, LiveRequest, RequestGuard};
+    use crate::store::{Condition, LiveRequest, LiveRoute, RequestGuard};
     use metadata_common::addresses::Connection;
     use metadata_common::time::Now;
 
@@ -476,14 +472,6 @@ mod tests {
     fn a_path_deeper_than_any_served_is_not_found() {
         let deep = "/x".repeat(1_000);
         assert_eq!(ask(&responses(), Method::Get, &deep, &[]).status(), StatusCode(404));
-    }
-
-    #[test]
-    fn head_gets_the_answer_to_get() {
-        for path in ["/a", "/b", "/nope", "/tree/x"] {
-            let responses = responses();
-            assert_eq!(ask(&responses, Method::Head, path, &[]), ask(&responses, Method::Get, path, &[]));
-        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::LazyLock;
 
 use super::super::route_builder::{JSON, RouteBuilder, TEXT, computed};
-use crate::dialect::record_values::{IpVersion, given, known};
+use crate::dialect::common::{IpVersion, given, known};
 use crate::http::{Method, Response, StatusCode};
 use crate::record::Record;
 use crate::sink::MessageKind;
@@ -135,7 +135,6 @@ const ENDPOINT_PORT: u16 = 22;
 /// Agent family in which WALinuxAgent looks for updates by default.
 const FAMILY: &str = "Prod";
 
-/// `<Versions>`.
 pub(super) fn versions() -> String {
     let version = |version: &str| format!("<Version>{version}</Version>");
     let supported: String = VERSIONS.into_iter().map(version).collect();
