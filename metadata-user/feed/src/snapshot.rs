@@ -25,8 +25,7 @@ use serde_json::value::RawValue;
 
 use crate::registry::RecordId;
 pub use crate::state::WriteResult;
-use crate::state::private_file;
-use crate::state::{FormError, OtherVersion, StateFileKind};
+use crate::state::{FormError, OtherVersion, StateFileKind, private_file};
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 

@@ -19,7 +19,7 @@ use metadata_feed::kubevirt::{self, Vmi};
 use metadata_feed::libvirt::NAMESPACE;
 use metadata_feed::libvirt::domain::{self, LibvirtDomain, TapNames};
 use metadata_feed::pods::{Pod, Tap, TapKind};
-use metadata_feed::proxmox::custom::Custom;
+use metadata_feed::proxmox::drive::Custom;
 use metadata_feed::proxmox::{self, TranslationInput, VmConfig};
 use metadata_feed::record_part::merge;
 use metadata_signer::jwt::JoinedKeySet;

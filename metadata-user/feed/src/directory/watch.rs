@@ -26,7 +26,6 @@ const WATCHED: &str = "a directory that can be watched";
 /// The link that Kubernetes renames to change all files of a mounted Secret or ConfigMap at once.
 const KUBERNETES_DATA: &str = "..data";
 
-/// Changes in a directory.
 #[derive(Debug, Default)]
 pub(crate) struct DirectoryChanges {
     /// Names that were written, renamed or deleted.

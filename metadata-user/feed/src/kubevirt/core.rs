@@ -33,9 +33,7 @@ use crate::{FeedError, FeedEvent};
 use instance::VmiInstance;
 use metadata_content::record::{Record, RecordLimits};
 use queue::TranslationQueue;
-pub use queue::{EventReason, VmiEvent};
-pub use queue::{JobResult, TranslationJob};
-pub use queue::{REST_FACTOR, REST_LEAST, REST_MOST};
+pub use queue::{EventReason, JobResult, REST_FACTOR, REST_LEAST, REST_MOST, TranslationJob, VmiEvent};
 
 /// Most VMIs on a node. The feed rejects each one beyond.
 pub const MAX_VMIS: usize = 4_096;

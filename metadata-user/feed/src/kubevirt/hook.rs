@@ -403,7 +403,6 @@ mod tests {
         }
     }
 
-    /// A VMI that migrates.
     fn migrating(uid: &str) -> Vmi {
         let mut vmi: serde_json::Value = serde_json::from_slice(VMI).expect("JSON");
         vmi["status"]["migrationState"] = serde_json::json!({"migrationUid": uid});

@@ -7,8 +7,7 @@ use std::io::{self, Cursor};
 use std::path::Path;
 
 use super::Vmi;
-use crate::state::StateFileKind;
-use crate::state::private_file;
+use crate::state::{StateFileKind, private_file};
 
 /// The file's name in the state directory.
 pub const FILE: &str = "kubevirt.vmis";

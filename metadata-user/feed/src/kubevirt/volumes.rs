@@ -311,8 +311,10 @@ impl CachedVolumes {
 
 #[cfg(test)]
 mod tests {
-    use super::{BudgetedVolumes, PodVolumes as _};
-    use super::{CREDENTIAL_BYTES, KEPT_BYTES, PodVolume, ReadVolumes, Tenant, VM_BYTES, VolumeCache};
+    use super::{
+        BudgetedVolumes, CREDENTIAL_BYTES, KEPT_BYTES, PodVolume, PodVolumes as _, ReadVolumes, Tenant,
+        VM_BYTES, VolumeCache,
+    };
     use crate::kubevirt::translate::{TranslationOutcome, VmiTranslation, translate};
     use crate::kubevirt::{KubevirtOptions, Vmi};
     use crate::pods::{Pod, PodUid, Tap, TapKind, Volumes};

@@ -45,8 +45,7 @@ use serde_json::{Map, Value, json};
 
 use super::domain::shown;
 use super::{LibvirtError, NAMESPACE};
-use crate::record_part::PAYLOADS;
-use crate::record_part::merge;
+use crate::record_part::{PAYLOADS, merge};
 
 /// Most elements inside our element.
 pub const ELEMENTS: usize = 1_024;

@@ -84,7 +84,6 @@ impl NovaDomain {
     }
 }
 
-/// The project of an instance.
 fn project(instance: Node<'_, '_>) -> Result<String, LibvirtError> {
     let owner = only(instance, "owner")?;
     let project = owner.map(|owner| only(owner, "project")).transpose()?.flatten();

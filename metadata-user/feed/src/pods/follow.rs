@@ -184,7 +184,6 @@ fn look(mut list: LinkList) -> (LinkList, Result<Vec<EthernetDevice>, LinkError>
     (list, seen)
 }
 
-/// Describes a pod by its devices.
 fn describe(uid: PodUid, pid: u32, netns: &str, seen: Vec<EthernetDevice>) -> Pod {
     let (mut taps, mut nics) = (Vec::new(), Vec::new());
     for EthernetDevice { name, kind, mac, queues } in seen {

@@ -20,7 +20,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use super::ProxmoxProblem;
-use super::custom::is_custom;
+use super::drive::is_custom;
 
 /// Most bytes of a configuration: the most that pmxcfs stores in a file (`MEMDB_MAX_FILE_SIZE` in memdb.h).
 pub const FILE_BYTES: usize = 1 << 20;

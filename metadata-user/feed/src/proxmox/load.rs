@@ -13,8 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use super::config::FILE_BYTES;
-use super::custom::{Custom, PARTS, SNIPPET_BYTES, snippets};
-use super::drive::Dns;
+use super::drive::{Custom, Dns, PARTS, SNIPPET_BYTES, snippets};
 use super::{
     PATIENCE, ProxmoxOptions, ProxmoxProblem, ProxmoxTranslation, TranslationInput, VmConfig, translate,
 };
@@ -36,7 +35,6 @@ type FileStamp = Option<(i64, i64, u64, u64)>;
 /// The files of a VM's record, as they looked before they were read.
 pub(super) type FileStamps = Arc<[(PathBuf, FileStamp)]>;
 
-/// The files of one VM.
 #[derive(Debug)]
 pub(super) struct VmFiles {
     pub(super) outcome: LoadOutcome,

@@ -15,11 +15,9 @@ use sha2::{Digest as _, Sha256};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::config::{boolean, list, words};
-use super::custom::Custom;
-use super::drive::{Dns, DriveFormat};
-use super::{ProxmoxOptions, ProxmoxProblem, VmConfig, custom, drive};
-use crate::record_part::{DEFAULTS, merge, name_nics, parse_composed};
-use crate::record_part::{SmbiosFields, label, stamp};
+use super::drive::{Custom, Dns, DriveFormat};
+use super::{ProxmoxOptions, ProxmoxProblem, VmConfig, drive};
+use crate::record_part::{DEFAULTS, SmbiosFields, label, merge, name_nics, parse_composed, stamp};
 
 /// Longest domain behind any first label, in bytes (RFC 1035 §2.3.4, §3.1).
 const DOMAIN_BYTES: usize = FQDN_BYTES - 64;
@@ -76,7 +74,7 @@ pub fn translate(
     let parts = [
         given.defaults.clone(),
         Some(described(vmid, config, given, &mut problems)),
-        given.custom.meta.as_deref().map(custom::meta).transpose()?,
+        given.custom.meta.as_deref().map(drive::meta).transpose()?,
         drive::part(&config.description, &own)?,
         given.own.clone(),
     ];
@@ -394,7 +392,6 @@ const MODELS: [&str; 14] = [
     "vmxnet3",
 ];
 
-/// A NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProxmoxNic<'a> {
     /// `N` of `netN`.

@@ -8,8 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use metadata_content::record::{Dialect, Dialects};
 
-use crate::state::StateFileKind;
-use crate::state::private_file;
+use crate::state::{StateFileKind, private_file};
 
 /// The file's name in the state directory.
 pub const FILE: &str = "dialects";

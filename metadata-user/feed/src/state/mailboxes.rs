@@ -19,10 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io};
 
 use crate::state::asked_dialects::DialectsByUuid;
-use crate::state::private_file;
 use crate::state::save_queue::{SaveQueue, StateFile};
 use crate::state::vm_events::EventsByOwner;
-use crate::state::{OtherVersion, set_aside};
+use crate::state::{OtherVersion, private_file, set_aside};
 
 /// Most bytes to read from a VM's file: all attributes, documents and names, as base64.
 const FILE_BYTES: usize = 4 << 20;

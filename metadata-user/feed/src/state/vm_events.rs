@@ -7,8 +7,7 @@ use std::path::Path;
 use metadata_content::record::event::EventList;
 use serde::{Deserialize, Serialize};
 
-use crate::state::StateFileKind;
-use crate::state::private_file;
+use crate::state::{StateFileKind, private_file};
 
 /// The file's name in the state directory.
 pub const FILE: &str = "events";

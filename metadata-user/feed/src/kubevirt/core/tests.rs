@@ -245,16 +245,6 @@ fn a_deleted_vmi_ends_at_once_or_with_its_launcher() {
 }
 
 #[test]
-fn the_source_of_a_migration_serves_until_its_launcher_ends() {
-    let mut story = Story::served();
-    let migrating = vmi_with(|vmi| vmi["status"]["activePods"]["z"] = "elsewhere".into());
-    assert_eq!(story.apply(VmiOrigin::Here, migrating), NOTHING);
-    // The label `nodeName` changed, so the watch by that label sees a deletion.
-    assert_eq!(story.lose(VmiOrigin::Here), NOTHING);
-    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
-}
-
-#[test]
 fn the_target_of_a_migration_is_served_before_it_runs_and_after() {
     let mut story = Story::begin();
     assert_eq!(story.apply(VmiOrigin::Coming, vmi(&["p"])), ["watch p"]);

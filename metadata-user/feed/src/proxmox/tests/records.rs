@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::custom::{Custom, snippets};
+use super::super::drive::{Custom, snippets};
 use super::super::{ProxmoxOptions, TranslationInput, translate};
 use super::{GUIDE, given, made, parsed};
 use metadata_content::record::event::{EVENTS_PER_VM, ScheduledEvent};

@@ -95,16 +95,6 @@ fn a_file_of_a_later_version_stays_until_the_vm_writes_and_is_then_kept_beside()
 }
 
 #[test]
-fn a_file_that_an_earlier_agent_wrote_is_read() {
-    let room = tempfile::tempdir().expect("a directory");
-    let text = r#"{"version":1,"taken_password":"AAEC","posted_password":"cG9zdGVk","attributes":{"ns":{"key":"AP8="}},"documents":{"app_custom_status":"e30="}}"#;
-    fs::write(room.path().join(format!("{UUID}.json")), text).expect("written");
-    let (mailboxes, _saves) = open(room.path());
-    assert_filled(&mailboxes.get(&uuid()));
-    assert_eq!(mailboxes.counts().loads_failed, 0);
-}
-
-#[test]
 fn all_slots_of_a_vm_share_a_mailbox_that_outlives_a_new_record() {
     let (record, _) = Record::parse("record.yaml", RECORD).expect("a good record");
     let mailboxes = Mailboxes::in_memory(Outbox::detached());

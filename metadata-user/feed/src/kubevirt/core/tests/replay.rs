@@ -125,7 +125,6 @@ impl Node {
         Core::new(name.into(), KubevirtOptions::default(), RecordLimits::DEFAULT, 100, Arc::new(read))
     }
 
-    /// The watches that have a VMI.
     fn watches_of(&self, vmi: Option<&Value>) -> impl Iterator<Item = (VmiOrigin, bool)> {
         let has = |name: &str| vmi.is_some_and(|vmi| label(vmi, name) == Some(self.name));
         [(VmiOrigin::Here, has(NODE_LABEL)), (VmiOrigin::Coming, has(TARGET_LABEL))].into_iter()
