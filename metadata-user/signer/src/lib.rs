@@ -19,9 +19,6 @@ pub mod key;
 pub mod run;
 pub mod wire;
 
-#[cfg(test)]
-mod openssl;
-
 pub use directory::{DirectoryError, KeyDirectory, Rotation};
 pub use documents::{CertificateError, CertificateFiles};
 pub use key::{Algorithm, SigningKey, SigningKeyError};
