@@ -1,8 +1,5 @@
 //! Delivers messages from guests to sinks.
 
-#[cfg(test)]
-mod tests;
-
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::Request;
@@ -232,4 +229,394 @@ async fn exchange(socket: &Path, path: &str, json: Bytes) -> Result<(), SinkErro
     driver.spawn(connection);
     let status = sender.send_request(request).await.map_err(SinkError::Http)?.status();
     if status.is_success() { Ok(()) } else { Err(SinkError::Status(status)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::{Path, PathBuf};
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use axum::Router;
+    use axum::extract::State;
+    use axum::http::{HeaderMap, StatusCode, Uri};
+    use serde_json::{Value, json};
+    use tokio::net::UnixListener;
+    use tokio::task::JoinHandle;
+
+    use super::*;
+    use metadata_content::mailbox::Mailbox;
+    use metadata_content::record::Sink;
+    use metadata_content::record::vm::Sinks;
+    use metadata_content::sink::{MessageKind, Outbox, SinkCounts, WAITING, WAITING_PER_VM};
+
+    const NOW: u64 = 1_790_000_000;
+
+    fn file(path: &Path) -> Sink {
+        Sink::File(path.to_owned())
+    }
+
+    fn socket(socket: &Path) -> Sink {
+        Sink::Unix { socket: socket.to_owned(), path: "/guests?a=b".to_owned() }
+    }
+
+    fn events(sink: Sink) -> Sinks {
+        Sinks { events: Some(Box::new(sink)), ..Sinks::default() }
+    }
+
+    fn uuid(n: usize) -> String {
+        format!("7c0f1a52-3b5e-4d1a-9d2c-{n:012x}")
+    }
+
+    fn vm(n: usize, outbox: &Outbox) -> Mailbox {
+        let mailbox = Mailbox::new(&uuid(n), outbox);
+        mailbox.note_record(&format!("vm-{n}"), None);
+        mailbox
+    }
+
+    fn room() -> (tempfile::TempDir, PathBuf) {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("sink");
+        (room, path)
+    }
+
+    fn lines(path: &Path) -> Vec<Value> {
+        let text = fs::read_to_string(path).expect("the file");
+        assert!(text.ends_with('\n'));
+        text.lines().map(|line| serde_json::from_str(line).expect("one object per line")).collect()
+    }
+
+    /// Waits until the counters reach a state; panics if they do not reach it.
+    async fn until(outbox: &Outbox, reached: impl Fn(SinkCounts) -> bool) -> SinkCounts {
+        for _ in 0..10_000 {
+            if reached(outbox.counts()) {
+                return outbox.counts();
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("never reached: {:?}", outbox.counts());
+    }
+
+    type Taken = Arc<Mutex<Vec<(String, Option<String>, Value)>>>;
+
+    /// Starts a receiver that answers `status`. Returns path, content type and body of each request, and its task.
+    fn receiver(path: &Path, status: StatusCode) -> (Taken, JoinHandle<()>) {
+        let taken = Taken::default();
+        let listener = UnixListener::bind(path).expect("bound");
+        let take = move |State(taken): State<Taken>, uri: Uri, headers: HeaderMap, body: String| async move {
+            let kind = headers.get("content-type").map(|kind| kind.to_str().expect("text").to_owned());
+            let body = serde_json::from_str(&body).expect("JSON");
+            taken.lock().expect("sound").push((uri.to_string(), kind, body));
+            status
+        };
+        let router = Router::new().fallback(axum::routing::post(take)).with_state(Arc::clone(&taken));
+        let server = tokio::spawn(async move { axum::serve(listener, router).await.expect("serves") });
+        (taken, server)
+    }
+
+    #[tokio::test]
+    async fn a_file_takes_one_object_per_line_and_is_private() {
+        let (_room, path) = room();
+        let (outbox, deliveries) = outbox();
+        let every = Some(Box::new(file(&path)));
+        let sinks =
+            Sinks { ready: every.clone(), phone_home: every.clone(), events: every.clone(), password: every };
+        let vm = vm(1, &outbox);
+        let form = b"pub_key_rsa=ssh-rsa+AAAA%2B&instance_id=i-1&hostname=web&fqdn=N%2FA&hostname=second";
+        let nested = format!("{}{}", "[".repeat(4_000), "]".repeat(4_000));
+        let cases: [(MessageKind, &[u8], Value); 10] = [
+            (
+                MessageKind::PhoneHome,
+                form,
+                json!({
+                    "pub_key_rsa": "ssh-rsa AAAA+", "instance_id": "i-1", "hostname": "web", "fqdn": "N/A",
+                }),
+            ),
+            (MessageKind::PhoneHome, b"", json!({})),
+            (MessageKind::Event, br#"{"name": "init", "n": 1}"#, json!({"name": "init", "n": 1})),
+            (MessageKind::Event, b"[1]", json!([1])),
+            (MessageKind::Event, b"12", json!("12")),
+            (MessageKind::Event, b"two\nlines", json!("two\nlines")),
+            (MessageKind::Event, &[0xff, 0], json!({"base64": "/wA="})),
+            (MessageKind::Event, nested.as_bytes(), json!(nested)),
+            (MessageKind::Ready, b"<Health/>", json!("<Health/>")),
+            (MessageKind::Password, b"[1]", json!("[1]")),
+        ];
+        for (kind, body, _) in &cases {
+            vm.send(&sinks, *kind, body, NOW);
+        }
+        assert_eq!(outbox.counts().waiting, cases.len() as u64);
+        let counts = outbox.clone();
+        drop((vm, outbox));
+        let task = tokio::spawn(deliver(deliveries));
+        assert_eq!(until(&counts, |c| c.waiting == 0).await.delivered, cases.len() as u64);
+        drop(counts);
+        task.await.expect("ends with the last outbox");
+        let expected: Vec<_> = cases
+        .into_iter()
+        .map(|(kind, _, body)| {
+            json!({
+                "vm": uuid(1), "name": "vm-1", "kind": kind.name(), "time": "2026-09-21T14:13:20Z", "body": body,
+            })
+        })
+        .collect();
+        assert_eq!(lines(&path), expected);
+        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o7777, 0o600);
+    }
+
+    #[tokio::test]
+    async fn a_socket_takes_one_post_per_message() {
+        let (_room, path) = room();
+        let (taken, server) = receiver(&path, StatusCode::NO_CONTENT);
+        let (outbox, deliveries) = outbox();
+        let vm = vm(1, &outbox);
+        vm.send(&events(socket(&path)), MessageKind::Event, b"{\"a\":1}", NOW);
+        drop((vm, outbox));
+        deliver(deliveries).await;
+        let body = json!({
+            "vm": uuid(1), "name": "vm-1", "kind": "event", "time": "2026-09-21T14:13:20Z", "body": {"a": 1},
+        });
+        let expected = ("/guests?a=b".to_owned(), Some("application/json".to_owned()), body);
+        assert_eq!(*taken.lock().expect("sound"), [expected]);
+        server.abort();
+    }
+
+    #[tokio::test]
+    async fn messages_of_a_vm_arrive_in_order() {
+        const EACH: usize = 50;
+        let (_room, path) = room();
+        let (taken, server) = receiver(&path, StatusCode::OK);
+        let (outbox, deliveries) = outbox();
+        let sinks = events(socket(&path));
+        let vms: Vec<_> = (0..5).map(|n| vm(n, &outbox)).collect();
+        let task = tokio::spawn(deliver(deliveries));
+        for n in 0..EACH {
+            for vm in &vms {
+                vm.send(&sinks, MessageKind::Event, format!("[{n}]").as_bytes(), NOW);
+            }
+            tokio::task::yield_now().await;
+        }
+        drop((vms, outbox));
+        task.await.expect("delivered");
+        let mut seen: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+        for (_, _, body) in taken.lock().expect("sound").iter() {
+            let vm = body["vm"].as_str().expect("text").to_owned();
+            seen.entry(vm).or_default().push(body["body"][0].clone());
+        }
+        let in_order: Vec<Value> = (0..EACH).map(Value::from).collect();
+        assert_eq!(seen, (0..5).map(|n| (uuid(n), in_order.clone())).collect());
+        server.abort();
+    }
+
+    #[tokio::test]
+    async fn a_failing_sink_is_tried_again_and_counted_and_others_continue() {
+        let (room, path) = room();
+        let refusing = room.path().join("refusing");
+        let (asked, server) = receiver(&refusing, StatusCode::INTERNAL_SERVER_ERROR);
+        // This receiver accepts each connection and closes it without an answer.
+        let closing = room.path().join("closing");
+        let listener = UnixListener::bind(&closing).expect("bound");
+        let closer = tokio::spawn(async move {
+            loop {
+                drop(listener.accept().await);
+            }
+        });
+        let pipe = room.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .expect("a pipe");
+        let bad = [
+            socket(&refusing),
+            socket(&closing),
+            socket(&room.path().join("nobody")),
+            file(room.path()),
+            file(&room.path().join("no/such/directory")),
+            file(&pipe),
+        ];
+        let (outbox, deliveries) = outbox();
+        let vm = vm(1, &outbox);
+        for sink in &bad {
+            vm.send(&events(sink.clone()), MessageKind::Event, b"lost", NOW);
+        }
+        vm.send(&events(file(&path)), MessageKind::Event, b"arrives", NOW);
+        let task = tokio::spawn(deliver(deliveries));
+        let counts = until(&outbox, |c| c.waiting == 0).await;
+        assert_eq!((counts.delivered, counts.failed, counts.dropped), (1, bad.len() as u64, 0));
+        let loss = outbox.last_loss().expect("the last of them");
+        assert!(bad.iter().any(|sink| loss.reason.starts_with(&format!("{sink}: expected "))), "{loss:?}");
+        vm.send(&events(file(&path)), MessageKind::Event, &[b'x'; (64 << 10) + 1], NOW);
+        let loss = outbox.last_loss().expect("a message that is too large");
+        assert!(outbox.counts().dropped == 1 && loss.reason.contains("larger than the limit"), "{loss:?}");
+        assert_eq!(lines(&path)[0]["body"], "arrives");
+        assert_eq!(asked.lock().expect("sound").len(), 2, "tries");
+        for task in [task, server, closer] {
+            task.abort();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_receiver_that_hangs_delays_only_its_own_messages_until_the_limit() {
+        let (room, path) = room();
+        let silent = room.path().join("silent");
+        // The kernel completes connections, but nobody accepts them.
+        let _listener = UnixListener::bind(&silent).expect("bound");
+        let (outbox, deliveries) = outbox();
+        let (held, other) = (vm(1, &outbox), vm(2, &outbox));
+        for _ in 0..3 {
+            held.send(&events(socket(&silent)), MessageKind::Event, b"held", NOW);
+        }
+        other.send(&events(file(&path)), MessageKind::Event, b"arrives", NOW);
+        let task = tokio::spawn(deliver(deliveries));
+        let counts = until(&outbox, |c| c.delivered == 1).await;
+        assert_eq!((counts.waiting, counts.failed), (3, 0));
+        // All tasks only wait from here on, so the runtime may advance its clock.
+        tokio::time::pause();
+        assert_eq!(until(&outbox, |c| c.waiting == 2).await.failed, 1);
+        assert_eq!(until(&outbox, |c| c.waiting == 0).await.failed, 3);
+        task.abort();
+    }
+
+    #[tokio::test]
+    async fn concurrent_deliveries_stay_within_their_limit() {
+        const SINKS: usize = CONCURRENT + WAITING_PER_VM;
+        let (_room, path) = room();
+        let listener = UnixListener::bind(&path).expect("bound");
+        let (outbox, deliveries) = outbox();
+        for n in 0..SINKS {
+            let sink = Sink::Unix { socket: path.clone(), path: format!("/{n}") };
+            vm(n, &outbox).send(&events(sink), MessageKind::Event, b"held", NOW);
+        }
+        let task = tokio::spawn(deliver(deliveries));
+        let mut held = Vec::new();
+        // The test accepts each connection and never answers.
+        while let Ok(Ok((stream, _))) =
+            tokio::time::timeout(Duration::from_millis(500), listener.accept()).await
+        {
+            held.push(stream);
+        }
+        assert_eq!(held.len(), CONCURRENT);
+        tokio::time::pause();
+        assert_eq!(until(&outbox, |c| c.waiting == 0).await.failed, SINKS as u64);
+        task.abort();
+    }
+
+    #[test]
+    fn one_vm_cannot_take_the_places_of_others_in_the_queue() {
+        let (_room, path) = room();
+        let (outbox, _deliveries) = outbox();
+        let sinks = events(file(&path));
+        let (loud, quiet) = (vm(1, &outbox), vm(2, &outbox));
+        for _ in 0..WAITING * 2 {
+            loud.send(&sinks, MessageKind::Event, b"{}", NOW);
+        }
+        quiet.send(&sinks, MessageKind::Event, b"{}", NOW);
+        let counts = outbox.counts();
+        assert_eq!(counts.waiting, WAITING_PER_VM as u64 + 1);
+        assert_eq!(counts.dropped, (WAITING * 2 - WAITING_PER_VM) as u64);
+    }
+
+    #[tokio::test]
+    async fn all_vms_stay_within_the_queue_and_delivery_frees_a_place() {
+        let (_room, path) = room();
+        let (outbox, deliveries) = outbox();
+        let sinks = events(file(&path));
+        let vms: Vec<_> = (0..=WAITING / WAITING_PER_VM).map(|n| vm(n, &outbox)).collect();
+        for vm in &vms {
+            for _ in 0..WAITING_PER_VM {
+                vm.send(&sinks, MessageKind::Event, b"{}", NOW);
+            }
+        }
+        let full = outbox.counts();
+        assert_eq!((full.waiting, full.dropped), (WAITING as u64, WAITING_PER_VM as u64));
+        let task = tokio::spawn(deliver(deliveries));
+        until(&outbox, |c| c.waiting == 0).await;
+        for vm in &vms {
+            vm.send(&sinks, MessageKind::Event, b"{}", NOW);
+        }
+        let counts = until(&outbox, |c| c.waiting == 0).await;
+        assert_eq!(counts.delivered, (WAITING + vms.len()) as u64);
+        assert_eq!(counts.dropped, full.dropped);
+        task.abort();
+    }
+
+    #[test]
+    fn a_body_beyond_its_limit_is_dropped_and_counted() {
+        let (_room, path) = room();
+        let every = Some(Box::new(file(&path)));
+        let sinks =
+            Sinks { ready: every.clone(), phone_home: every.clone(), events: every.clone(), password: every };
+        for kind in [MessageKind::Ready, MessageKind::PhoneHome, MessageKind::Event, MessageKind::Password] {
+            let (outbox, _deliveries) = outbox();
+            let vm = vm(1, &outbox);
+            vm.send(&sinks, kind, &vec![b'x'; kind.most_bytes()], NOW);
+            assert_eq!((outbox.counts().waiting, outbox.counts().dropped), (1, 0), "{kind:?}");
+            vm.send(&sinks, kind, &vec![b'x'; kind.most_bytes() + 1], NOW);
+            assert_eq!((outbox.counts().waiting, outbox.counts().dropped), (1, 1), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_message_is_ignored_without_a_sink_and_dropped_without_an_agent() {
+        let outbox = Outbox::detached();
+        let vm = vm(1, &outbox);
+        vm.send(&Sinks::default(), MessageKind::Ready, b"", NOW);
+        assert_eq!(outbox.counts(), SinkCounts::default());
+        vm.send(&events(file(Path::new("/nowhere"))), MessageKind::Event, b"", NOW);
+        assert_eq!(outbox.counts(), SinkCounts { dropped: 1, ..SinkCounts::default() });
+    }
+
+    #[tokio::test]
+    async fn a_file_grows_to_its_limit_and_no_further() {
+        let (_room, path) = room();
+        let (outbox, deliveries) = outbox();
+        let vm = vm(1, &outbox);
+        let sinks = events(file(&path));
+        let task = tokio::spawn(deliver(deliveries));
+        vm.send(&sinks, MessageKind::Event, b"{}", NOW);
+        until(&outbox, |c| c.delivered == 1).await;
+        let line = fs::metadata(&path).expect("there").len();
+        let grow = |to: u64| fs::File::options().write(true).open(&path).expect("open").set_len(to);
+        grow(SINK_FILE_BYTES - line).expect("grown");
+        vm.send(&sinks, MessageKind::Event, b"{}", NOW);
+        until(&outbox, |c| c.delivered == 2).await;
+        assert_eq!(fs::metadata(&path).expect("there").len(), SINK_FILE_BYTES);
+        vm.send(&sinks, MessageKind::Event, b"{}", NOW);
+        let counts = until(&outbox, |c| c.waiting == 0).await;
+        assert_eq!((counts.delivered, counts.failed), (2, 1));
+        assert_eq!(fs::metadata(&path).expect("there").len(), SINK_FILE_BYTES);
+        task.abort();
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_one_delivery_does_not_stop_the_messages_behind_it() {
+        let (outbox, mut deliveries) = outbox();
+        let mailbox = Mailbox::new("", &outbox);
+        let sinks = Sinks { events: Some(Box::new(Sink::File("/sink".into()))), ..Sinks::default() };
+        let arrived = Arc::new(Mutex::new(Vec::new()));
+        let arrivals = Arc::clone(&arrived);
+        let mut queues = Queues::new(move |message: Box<Message>| {
+            let arrivals = Arc::clone(&arrivals);
+            async move {
+                let json: Value = serde_json::from_str(&message.json()).expect("JSON");
+                assert_ne!(json["body"], "fault", "as meant");
+                arrivals.lock().expect("sound").push(json["body"].clone());
+                Ok(())
+            }
+        });
+        for body in ["first", "fault", "last"] {
+            mailbox.send(&sinks, MessageKind::Event, body.as_bytes(), 0);
+            queues.push(deliveries.queue.try_recv().expect("a message"));
+        }
+        while let Some(done) = queues.tasks.join_next_with_id().await {
+            match done {
+                Ok((id, taken)) => queues.ended(id, Some(taken)),
+                Err(error) => queues.ended(error.id(), None),
+            }
+        }
+        assert_eq!(*arrived.lock().expect("sound"), ["first", "last"]);
+        assert_eq!(outbox.counts().waiting, 0, "the message still counts as waiting");
+        assert!(queues.waiting.is_empty() && queues.sinks.is_empty(), "an empty queue is kept");
+    }
 }

@@ -1,9 +1,8 @@
 //! The log of this process on standard error: which lines it has, and in which format.
 
-use std::fmt;
-use std::io;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, io};
 
 use crate::service::audit::write_json;
 use clap::ValueEnum;
@@ -282,7 +281,6 @@ where
     }
 }
 
-/// A line of JSON.
 #[derive(Serialize)]
 struct JsonLine<'a> {
     timestamp: String,

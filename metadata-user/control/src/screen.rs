@@ -11,9 +11,6 @@
 pub mod draw;
 pub mod terminal;
 
-#[cfg(test)]
-mod tests;
-
 pub use draw::{plain, printed};
 pub use terminal::TerminalStyle;
 
@@ -255,4 +252,418 @@ pub fn fetch(run: &Path, asked: &ViewQuery) -> Result<Documents, ClientError> {
         None => None,
     };
     Ok(Documents { top, vm })
+}
+
+#[cfg(test)]
+mod tests {
+    //! Screens, as text and key by key.
+    //!
+    //! `golden/` has the screens. With `XDP_IMDS_WRITE_SCREENS=1` the tests write them again; read the difference before
+    //! you commit it.
+
+    use std::path::Path;
+
+    use crate::status::{GuestUsage, Phase, WorkerStatus};
+    use crate::top::{
+        BootStage, DropCount, LatencyFigures, SeenRequest, Top, TopQuery, Traffic, VmOrder, VmPage, VmRow,
+    };
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+    use ratatui::style::Color;
+
+    use crate::screen::{
+        Documents, KeyAction, LISTED, Screen, ScreenContent, TerminalStyle, ViewQuery, draw, plain, printed,
+    };
+
+    const ASCII: TerminalStyle = TerminalStyle::PLAIN;
+    const UNICODE: TerminalStyle = TerminalStyle { colour: false, unicode: true };
+    const COLOUR: TerminalStyle = TerminalStyle { colour: true, unicode: true };
+
+    fn row(number: u32, stage: BootStage) -> VmRow {
+        VmRow {
+            vm: Some(format!("web-{number}")),
+            uuid: Some(format!("7c0f1a52-3b5e-4d1a-9d2c-0000000000{number:02}")),
+            port: format!("vnet{number}"),
+            mac: format!("52:54:00:00:00:{number:02x}"),
+            stage,
+            ..VmRow::default()
+        }
+    }
+
+    fn asked(number: u32, stage: BootStage, requests: u64, (path, status): (&str, u16)) -> VmRow {
+        VmRow {
+            dialect: Some("nocloud".into()),
+            first: Some(f64::from(number) + 0.5),
+            boot: Some(f64::from(number) + 0.5),
+            last: Some(f64::from(number) / 4.0),
+            requests,
+            has_user_data: path.ends_with("user-data"),
+            path: Some(path.into()),
+            status: Some(status),
+            ..row(number, stage)
+        }
+    }
+
+    fn worker(hub: u32, load: f64) -> WorkerStatus {
+        WorkerStatus {
+            hub,
+            device: format!("imdsw{hub}"),
+            heartbeat: Some(0.1),
+            load,
+            connections: 120,
+            guests: 80,
+            requests: 9,
+        }
+    }
+
+    fn node() -> Top {
+        let dropped =
+            |reason: &str, count, per_second| DropCount { reason: reason.into(), count, per_second };
+        let limited = VmRow {
+            waits_for: Some("its request rate".into()),
+            failed: 3,
+            ..asked(2, BootStage::Asking, 412, ("/latest/meta-data/", 429))
+        };
+        let unrecorded = VmRow {
+            waits_for: Some("its record".into()),
+            vm: None,
+            uuid: None,
+            ..row(7, BootStage::Unrecorded)
+        };
+        let absent = "no such interface yet; it is attached as soon as it appears";
+        let absent = VmRow { waits_for: Some(absent.into()), ..row(8, BootStage::Unattached) };
+        let failing = "answers do not reach the guest: the device accepts no redirected frames";
+        let failing =
+            VmRow { waits_for: Some(failing.into()), port_error: true, ..row(6, BootStage::Unattached) };
+        let long = VmRow {
+            vm: Some("a-name-that-is-longer-than-its-column".into()),
+            ..asked(3, BootStage::Quiet, 4, ("/v1/vendor-data", 200))
+        };
+        Top {
+            schema: crate::top::SCHEMA.into(),
+            version: "0.1.0".into(),
+            node: "hv-1".into(),
+            uptime: 11_520.0,
+            phase: Phase::Serving,
+            followed: 42.0,
+            troubles: vec!["the kernel has no room for another port".into()],
+            traffic: Traffic {
+                requests: 1_234_567,
+                per_second: Some(12_345.0),
+                failed_per_second: Some(2.5),
+                history: (0..60).map(|second| second * second).collect(),
+            },
+            latency: Some(LatencyFigures {
+                over: 10.0,
+                answers: 98_765,
+                p50_us: Some(50),
+                p90_us: Some(250),
+                p99_us: Some(2_500),
+                most_us: None,
+            }),
+            parked: [("record".into(), 3), ("rate".into(), 0), ("change".into(), 12)].into(),
+            drops: vec![dropped("drop_over_limit", 1_200, 12.0), dropped("ring_full", 3, 0.0)],
+            workers: vec![
+                worker(0, 0.42),
+                WorkerStatus { heartbeat: None, ..worker(1, 0.0) },
+                worker(2, 1.0),
+            ],
+            stages: [
+                (BootStage::Asking, 2),
+                (BootStage::Quiet, 1),
+                (BootStage::Unrecorded, 1),
+                (BootStage::Silent, 1_230),
+            ]
+            .into(),
+            vms: vec![
+                asked(1, BootStage::Asking, 3, ("/v1/user-data", 200)),
+                limited,
+                long,
+                unrecorded,
+                failing,
+                absent,
+                VmRow { dialect: Some("ec2,openstack".into()), ..row(9, BootStage::Silent) },
+            ],
+            matching: 1_234,
+        }
+    }
+
+    fn page() -> VmPage {
+        let request = |ago, path: &str, status| SeenRequest {
+            ago,
+            method: "GET".into(),
+            path: path.into(),
+            dialect: "nocloud".into(),
+            status,
+            bytes: 300,
+            us: 120,
+        };
+        VmPage {
+            row: asked(1, BootStage::Asking, 3, ("/v1/user-data", 200)),
+            record: Some("file/web-1.yaml".into()),
+            slot: Some(17),
+            hub: Some(0),
+            program: Some("xdp".into()),
+            held: Some(GuestUsage { connections: 1, requests: 0 }),
+            events: vec![
+                serde_json::from_value(
+                    serde_json::json!({"id": "drain-1", "kind": "freeze", "state": "started"}),
+                )
+                .expect("an event"),
+            ],
+            requests: vec![
+                request(0.2, "/v1/user-data", 200),
+                request(0.3, "/v1/vendor-data", 503),
+                request(1.5, "/v1/meta-data", 200),
+            ],
+        }
+    }
+
+    fn filled() -> Screen {
+        let mut screen = Screen::default();
+        screen.on_answer(Ok(Documents { top: node(), vm: Some(("52:54:00:00:00:01".into(), vec![page()])) }));
+        screen
+    }
+
+    /// Compares a screen with its file.
+    fn check(name: &str, screen: &Screen, size: (u16, u16), look: TerminalStyle) {
+        let (text, file) = (plain(screen, size, look), format!("golden/{name}-{}x{}.txt", size.0, size.1));
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(&file);
+        if std::env::var_os("XDP_IMDS_WRITE_SCREENS").is_some() {
+            std::fs::write(&path, &text).expect("a file");
+        }
+        let expected = std::fs::read_to_string(&path).expect("a screen");
+        assert!(text == expected, "{file} differs; XDP_IMDS_WRITE_SCREENS=1 writes it again. Now:\n{text}");
+        assert!(
+            text.lines().count() <= size.1.into()
+                && text.lines().all(|line| line.chars().count() <= size.0.into())
+        );
+    }
+
+    fn key(code: KeyCode) -> KeyEvent {
+        KeyEvent::new(code, KeyModifiers::NONE)
+    }
+
+    #[test]
+    fn screens_are_as_in_their_files() {
+        for size in [(80, 24), (120, 40), (200, 50)] {
+            check("node", &filled(), size, ASCII);
+            check(
+                "vm",
+                &Screen { shown: ScreenContent::Vm("52:54:00:00:00:01".into()), ..filled() },
+                size,
+                ASCII,
+            );
+        }
+        check("node-unicode", &filled(), (80, 24), UNICODE);
+        check("help", &Screen { shown: ScreenContent::Help, ..filled() }, (80, 24), ASCII);
+        check("filter", &Screen { typed: Some("web".into()), ..filled() }, (80, 24), ASCII);
+        check("first", &Screen::default(), (80, 24), ASCII);
+        let away = || Err("no agent runs with the run directory /run/xdp-imds".to_owned());
+        let mut screen = filled();
+        screen.on_answer(away());
+        check("away", &screen, (80, 24), ASCII);
+        let mut screen = Screen::default();
+        screen.on_answer(away());
+        check("away-first", &screen, (80, 24), ASCII);
+    }
+
+    #[test]
+    fn a_screen_of_any_size_can_be_drawn() {
+        let small = (0..=20).flat_map(|width| (0..=16).map(move |height| (width, height)));
+        for (width, height) in small.chain([(39, 9), (79, 23), (300, 100), (9, 60)]) {
+            for shown in
+                [ScreenContent::Node, ScreenContent::Vm("52:54:00:00:00:01".into()), ScreenContent::Help]
+            {
+                let text = plain(&Screen { shown, ..filled() }, (width, height), ASCII);
+                assert!(text.lines().count() <= usize::from(height.max(1)), "{width}x{height}:\n{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_guest_names_cannot_control_the_terminal() {
+        let mut screen = filled();
+        if let Some(documents) = &mut screen.documents {
+            let hostile = |text: &str| Some(text.to_owned());
+            (documents.top.vms[0].path, documents.top.vms[0].vm) =
+                (hostile("/\x1b[2J\u{7}x"), hostile("a\u{9b}2J\u{202e}b"));
+        }
+        let text = plain(&screen, (120, 40), UNICODE);
+        assert!(text.contains("/?[2J?x") && text.contains("a?2J?b"), "{text}");
+        let controls = |c: char| c.is_control() && c != '\n' || matches!(c, '\u{202a}'..='\u{202e}');
+        assert!(!text.contains(controls), "{text:?}");
+    }
+
+    #[test]
+    fn without_colour_every_cell_has_the_colours_of_the_terminal() {
+        let coloured = |look: TerminalStyle| {
+            let mut terminal = Terminal::new(TestBackend::new(120, 40)).expect("a terminal");
+            terminal.draw(|frame| draw::draw(&filled(), look, frame.buffer_mut())).expect("drawn");
+            let cells = terminal.backend().buffer().content.iter();
+            cells.filter(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset).count()
+        };
+        assert_eq!((coloured(ASCII), coloured(UNICODE)), (0, 0));
+        assert!(coloured(COLOUR) > 0);
+        assert_eq!(
+            plain(&filled(), (120, 40), COLOUR),
+            plain(&filled(), (120, 40), UNICODE),
+            "the words are the same"
+        );
+    }
+
+    #[test]
+    fn keys_do_what_the_help_says() {
+        let mut screen = filled();
+        for (code, reaction, selected) in [
+            (KeyCode::Down, KeyAction::Draw, 1),
+            (KeyCode::Char('j'), KeyAction::Draw, 2),
+            (KeyCode::Up, KeyAction::Draw, 1),
+            (KeyCode::End, KeyAction::Draw, 6),
+            (KeyCode::PageDown, KeyAction::Draw, 6),
+            (KeyCode::PageUp, KeyAction::Draw, 0),
+            (KeyCode::Char('x'), KeyAction::Nothing, 0),
+            (KeyCode::Char('s'), KeyAction::Ask, 0),
+        ] {
+            assert_eq!((screen.on_key(key(code)), screen.selected), (reaction, selected), "{code:?}");
+        }
+        assert_eq!(screen.query.sort, VmOrder::Requests);
+        for (code, shown) in [
+            (KeyCode::Enter, ScreenContent::Vm("52:54:00:00:00:01".into())),
+            (KeyCode::Esc, ScreenContent::Node),
+            (KeyCode::Char('?'), ScreenContent::Help),
+            (KeyCode::Char('q'), ScreenContent::Node),
+            (KeyCode::Char('?'), ScreenContent::Help),
+            (KeyCode::Char('?'), ScreenContent::Node),
+        ] {
+            screen.on_key(key(code));
+            assert_eq!(screen.shown, shown, "after {code:?}");
+        }
+        assert_eq!(screen.on_key(key(KeyCode::Char('q'))), KeyAction::Quit);
+        assert_eq!(
+            screen.on_key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)),
+            KeyAction::Interrupt
+        );
+    }
+
+    #[test]
+    fn a_filter_applies_when_it_is_entered_and_escape_removes_it() {
+        let mut screen = filled();
+        for (code, typed, filter) in [
+            (KeyCode::Char('/'), Some(""), ""),
+            (KeyCode::Char('q'), Some("q"), ""),
+            (KeyCode::Backspace, Some(""), ""),
+            (KeyCode::Char('e'), Some("e"), ""),
+            (KeyCode::Enter, None, "e"),
+            (KeyCode::Char('/'), Some("e"), "e"),
+            (KeyCode::Esc, None, "e"),
+            (KeyCode::Esc, None, ""),
+        ] {
+            screen.on_key(key(code));
+            assert_eq!((screen.typed.as_deref(), &*screen.query.filter), (typed, filter), "after {code:?}");
+        }
+    }
+
+    #[test]
+    fn the_view_asks_for_what_it_shows() {
+        let query = TopQuery { sort: VmOrder::Name, filter: "web".into(), ..TopQuery::default() };
+        let mut screen = Screen::new(query.clone());
+        let node = TopQuery { limit: Some(LISTED), ..query };
+        assert_eq!(screen.asked(), ViewQuery { node: node.clone(), vm: None });
+        screen.shown = ScreenContent::Vm("web 1".into());
+        let vm = TopQuery { guest: Some("web 1".into()), ..TopQuery::default() };
+        assert_eq!(vm.path(), "/v1/top?sort=newest&guest=web+1");
+        assert_eq!(node.path(), "/v1/top?sort=name&limit=256&filter=web");
+        assert_eq!(screen.asked(), ViewQuery { node, vm: Some(vm) });
+    }
+
+    #[test]
+    fn the_selection_stays_on_its_vm() {
+        let mut screen = filled();
+        screen.select(2);
+        let chosen = screen.chosen().cloned().expect("a VM");
+        let mut top = node();
+        top.vms.insert(0, asked(4, BootStage::Asking, 1, ("/", 200)));
+        screen.on_answer(Ok(Documents { top, vm: None }));
+        assert_eq!((screen.selected, screen.chosen()), (3, Some(&chosen)));
+        screen.on_answer(Ok(Documents { top: Top { vms: vec![chosen], ..node() }, vm: None }));
+        assert_eq!(screen.selected, 0, "the list is shorter now");
+    }
+
+    #[test]
+    fn a_lost_agent_leaves_the_old_figures_and_an_answer_ends_the_notice() {
+        let mut screen = filled();
+        screen.on_answer(Err("gone".into()));
+        assert!(screen.top().is_some() && screen.away.as_deref() == Some("gone"));
+        screen.on_answer(Ok(Documents::default()));
+        assert_eq!(screen.away, None);
+    }
+
+    #[test]
+    fn the_title_says_that_the_agent_is_away_until_it_answers_again() {
+        let title =
+            |screen: &Screen| plain(screen, (80, 24), ASCII).lines().next().unwrap_or_default().to_owned();
+        let mut screen = Screen::default();
+        screen.on_answer(Err("gone".into()));
+        assert_eq!(title(&screen), "xdp-imds: away");
+        for _ in 0..2 {
+            screen.on_answer(Ok(Documents { top: node(), vm: None }));
+            assert_eq!(title(&screen), "xdp-imds 0.1.0 on hv-1: serving, up 3 h, 1 problem");
+            screen.on_answer(Err("gone".into()));
+            assert_eq!(title(&screen), "xdp-imds 0.1.0 on hv-1: away, the figures are old");
+        }
+    }
+
+    #[test]
+    fn names_have_the_width_that_there_is_and_paths_stay_in_view() {
+        let named = |name: &str, path: &str| {
+            let vm = VmRow { vm: Some(name.into()), ..asked(1, BootStage::Asking, 3, (path, 200)) };
+            let mut screen = Screen::default();
+            screen.on_answer(Ok(Documents { top: Top { vms: vec![vm], ..node() }, vm: None }));
+            screen
+        };
+        let (name, path) =
+            ("prod-payments-api-7c9f8d-eu-central-1b", "/latest/meta-data/iam/security-credentials/");
+        for (size, names, paths) in [
+            ((80, 24), ["prod-payments", "/v1/x"], ["prod-payment~-central-1b", "/latest/~ntials/"]),
+            ((120, 40), [name, "/v1/x"], [name, "/latest/met~edentials/"]),
+            ((200, 50), [name, "/v1/x"], [name, path]),
+        ] {
+            for (shown, path) in [(names, "/v1/x"), (paths, path)] {
+                let text = plain(&named(name, path), size, ASCII);
+                for part in shown {
+                    assert!(text.contains(part), "{part} at {size:?}:\n{text}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_selected_vm_is_in_view_in_a_long_list() {
+        let mut screen = filled();
+        let vms =
+            (0..200).map(|number| VmRow { vm: Some(format!("vm-{number}")), ..VmRow::default() }).collect();
+        screen.on_answer(Ok(Documents { top: Top { vms, ..node() }, vm: None }));
+        screen.select(150);
+        let text = plain(&screen, (80, 24), ASCII);
+        assert!(text.contains("vm-150 ") && !text.contains("vm-151 "), "{text}");
+    }
+
+    #[test]
+    fn a_printed_screen_has_neither_keys_nor_the_empty_lines_before_them() {
+        let text = printed(&filled(), (80, 60), ASCII);
+        assert!(text.contains("web-9") && !text.contains("q quit") && !text.contains("\n\n\n"), "{text}");
+        let mut away = filled();
+        away.on_answer(Err("no agent".into()));
+        let text = printed(&away, (80, 60), ASCII);
+        assert!(text.ends_with("The agent is away: no agent\n") && !text.contains("\n\n\n"), "{text}");
+    }
+
+    #[test]
+    fn documents_survive_json() {
+        let json = serde_json::to_string(&(node(), page())).expect("JSON");
+        let (top, vm): (Top, VmPage) = serde_json::from_str(&json).expect("documents");
+        assert_eq!((top, vm), (node(), page()));
+    }
 }

@@ -13,8 +13,7 @@ use tokio::runtime::Handle;
 use crate::error::LinkError;
 use crate::netlink::NetlinkSocket;
 use crate::netns;
-use crate::netns::NamespaceReservation;
-use crate::netns::{Cookie, Netns};
+use crate::netns::{Cookie, NamespaceReservation, Netns};
 
 /// Limit on devices listed in one namespace; further ones are omitted.
 pub const DEVICES_MAX: usize = 1_024;

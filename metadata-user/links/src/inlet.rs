@@ -33,8 +33,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::error::LinkError;
 use crate::ioctl::turn_gro_on;
 use crate::netlink;
-use crate::netns::NamespaceReservation;
-use crate::netns::{Netns, index_of};
+use crate::netns::{NamespaceReservation, Netns, index_of};
 use metadata_common::port::PortName;
 
 /// Name of the pod's end.

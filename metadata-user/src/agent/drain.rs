@@ -21,7 +21,6 @@ const CHECK_EVERY: Duration = Duration::from_millis(2);
 /// How long to wait for workers after the drain's limit. At the limit they cut off the remaining connections.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// The result of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DrainResult {
     /// Every connection has ended in time.

@@ -23,9 +23,6 @@ mod listen;
 mod page;
 mod trace;
 
-#[cfg(test)]
-mod tests;
-
 pub(super) use instances::Registrar;
 pub(super) use listen::{ControlSocket, gid_of, make_run, serve};
 pub(crate) use listen::{SocketError, SocketListener};
@@ -263,4 +260,397 @@ fn refusal(query: &TopQuery) -> Option<Response> {
     let text = format!("expected a filter or a VM of at most {WORDS_MOST} bytes\n");
     (longest > WORDS_MOST)
         .then(|| (StatusCode::BAD_REQUEST, [(header::CONTENT_TYPE, TEXT)], text).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use axum::Router;
+    use axum::response::IntoResponse as _;
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+    use tokio::task::JoinHandle;
+
+    use super::listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, LongLivedAnswer, Peer, serve};
+    use super::page::VIEWERS;
+    use super::{ANSWER_WITHIN, ControlRequest, PageHosts, QUEUE, Registrar, Routers, SocketListener};
+    use crate::agent::Health;
+    use crate::config::Config;
+    use metadata_control::status::{AgentStatus, PortFilter};
+    use metadata_control::top::{Top, VmPage, VmRow, WORDS_MOST};
+
+    /// Limit on every wait in these tests. A wait reaches it only if the test fails.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// A metrics address before a control loop that gives a fixed answer.
+    struct Bench {
+        address: std::net::SocketAddr,
+        health: Arc<Health>,
+        tasks: Vec<JoinHandle<()>>,
+    }
+
+    impl Drop for Bench {
+        fn drop(&mut self) {
+            self.tasks.iter().for_each(JoinHandle::abort);
+        }
+    }
+
+    impl Bench {
+        async fn new(answers: bool) -> Self {
+            Self::with(answers, false).await
+        }
+
+        /// With `shows`, the metrics address has the page.
+        async fn with(answers: bool, shows: bool) -> Self {
+            let health = Health::new(vec![(0, Default::default())]);
+            let page = shows.then(|| PageHosts::new(&[]));
+            let Routers { metrics, mut requests, .. } =
+                Routers::new(Arc::clone(&health), Registrar::new(&Config::default()), page);
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let address = listener.local_addr().expect("an address");
+            let door = tokio::spawn(async { serve(listener, metrics).await.expect("a door stays open") });
+            let control = tokio::spawn(async move {
+                if !answers {
+                    // Requests stay in the queue.
+                    std::future::pending::<()>().await;
+                }
+                while let Some(request) = requests.recv().await {
+                    match request {
+                        ControlRequest::Metrics(reply) => _ = reply.send("word 1\n".into()),
+                        ControlRequest::Top(query, reply) => {
+                            let name = (!query.filter.is_empty()).then_some(query.filter);
+                            let row = VmRow { vm: name, ..VmRow::default() };
+                            _ = reply.send(Box::new(Top { vms: vec![row], ..Top::default() }));
+                        }
+                        ControlRequest::VmPages(name, reply) => {
+                            let page = VmPage { record: Some(name), ..VmPage::default() };
+                            _ = reply.send(vec![page]);
+                        }
+                        other => panic!("{other:?} on the metrics address"),
+                    }
+                }
+            });
+            Self { address, health, tasks: vec![door, control] }
+        }
+
+        async fn connect(&self) -> TcpStream {
+            TcpStream::connect(self.address).await.expect("a connection")
+        }
+
+        /// The head of an answer, in lower case.
+        async fn head(&self, path: &str) -> String {
+            self.stream(path, 0).await.to_lowercase()
+        }
+
+        /// The head of an answer, and its body up to the end of the `events`th event.
+        async fn stream(&self, path: &str, events: usize) -> String {
+            let mut stream = self.connect().await;
+            let question = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            stream.write_all(question.as_bytes()).await.expect("room");
+            let mut text = String::new();
+            let reading = async {
+                while !text.contains("\r\n\r\n") || text.matches("\n\n").count() < events {
+                    let mut piece = [0; 4_096];
+                    let length = stream.read(&mut piece).await.expect("an answer");
+                    assert!(length > 0, "ended after {text}");
+                    text.push_str(&String::from_utf8_lossy(&piece[..length]));
+                }
+            };
+            tokio::time::timeout(PATIENCE, reading).await.expect("an answer in time");
+            text
+        }
+
+        async fn ask(&self, path: &str) -> (u16, String) {
+            ask(
+                self.connect().await,
+                &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"),
+            )
+            .await
+        }
+    }
+
+    /// Sends bytes and returns the status and body of the answer.
+    async fn ask(
+        mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+        bytes: &str,
+    ) -> (u16, String) {
+        stream.write_all(bytes.as_bytes()).await.expect("room");
+        let mut answer = String::new();
+        let read = tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await;
+        read.expect("an answer in time").expect("text");
+        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default();
+        (status, answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
+    }
+
+    #[tokio::test]
+    async fn probes_list_each_trouble_on_a_line() {
+        let bench = Bench::new(true).await;
+        assert_eq!(bench.ask("/healthz").await, (200, "ok\n".into()));
+        let (status, body) = bench.ask("/readyz").await;
+        assert_eq!((status, body.lines().count()), (503, 2), "{body}");
+        bench.health.set_records_read();
+        bench.health.set_ports_settled();
+        assert_eq!(bench.ask("/readyz").await, (200, "ok\n".into()));
+        bench.health.set_draining();
+        let (status, body) = bench.ask("/readyz").await;
+        assert!(status == 503 && body.starts_with("the agent is draining"), "{status} {body}");
+        let (_, beat) = bench.health.workers().next().expect("a worker");
+        beat.end();
+        assert_eq!(bench.ask("/healthz").await, (503, "worker 0 has ended\n".into()));
+    }
+
+    #[tokio::test]
+    async fn the_metrics_address_serves_metrics_and_nothing_of_guests() {
+        let bench = Bench::new(true).await;
+        assert_eq!(bench.ask("/metrics").await, (200, "word 1\n".into()));
+        for path in ["/v1/status", "/v1/top", "/v1/instances/x", "/", "/events"] {
+            assert_eq!(bench.ask(path).await.0, 404, "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_page_is_there_only_on_request_and_its_policy_allows_nothing_from_elsewhere() {
+        let bench = Bench::with(true, true).await;
+        let head = bench.head("/").await;
+        for field in [
+            "content-type: text/html",
+            "content-security-policy: default-src 'none'",
+            "cache-control: no-store",
+        ] {
+            assert!(head.contains(field), "{field}: {head}");
+        }
+        for (path, status) in [("/v1/top", 404), ("/v1/status", 404), ("/metrics", 200)] {
+            assert_eq!(bench.ask(path).await.0, status, "{path}");
+        }
+        let long = format!("/events?filter={}", "x".repeat(WORDS_MOST + 1));
+        for (path, status) in [(&*long, 400), ("/events?sort=size", 400)] {
+            assert_eq!(bench.ask(path).await.0, status, "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_viewer_gets_the_node_and_the_vm_that_it_shows_each_second() {
+        let bench = Bench::with(true, true).await;
+        let text = bench.stream("/events?filter=web&guest=db", 2).await;
+        for part in [
+            "content-type: text/event-stream",
+            "event: top\ndata: {",
+            "\"vm\":\"web\"",
+            "event: vm\ndata: [{",
+            "\"record\":\"db\"",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_viewer_beyond_the_limit_gets_the_seat_of_one_that_is_told() {
+        let bench = Bench::with(true, true).await;
+        let mut viewers = Vec::new();
+        for _ in 0..VIEWERS {
+            let mut stream = bench.connect().await;
+            stream.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("room");
+            stream.read_u8().await.expect("an answer");
+            viewers.push(stream);
+        }
+        assert!(bench.stream("/events", 1).await.contains("event: top"), "the new one watches");
+        let mut rest = String::new();
+        let read = tokio::time::timeout(PATIENCE, viewers[0].read_to_string(&mut rest)).await;
+        read.expect("an end in time").expect("text");
+        let (_, told) = rest.rsplit_once("event: ").expect("a last event");
+        assert!(told.starts_with("lost\ndata: \"") && told.contains("Reload"), "{told}");
+    }
+
+    #[tokio::test]
+    async fn the_page_and_its_stream_refuse_hosts_and_sites_of_others() {
+        let bench = Bench::with(true, true).await;
+        for (path, fields, expected) in [
+            ("/", "Host: 127.0.0.1:9177", 200),
+            ("/", "Host: evil.example", 421),
+            ("/events", "Host: evil.example:9177", 421),
+            ("http://evil.example/", "Host: localhost", 421),
+            ("/", "Host: localhost\r\nHost: evil.example", 421),
+            ("/", "X: y", 421),
+            ("/events?sort=size", "Host: localhost\r\nSec-Fetch-Site: same-origin", 400),
+            ("/events?sort=size", "Host: localhost\r\nOrigin: http://localhost", 400),
+            ("/events", "Host: localhost\r\nSec-Fetch-Site: cross-site", 403),
+            ("/events", "Host: localhost\r\nOrigin: http://evil.example", 403),
+            ("/events", "Host: localhost\r\nOrigin: null", 403),
+            ("/metrics", "Host: prometheus.example", 200),
+            ("/healthz", "Host: probe.example", 200),
+        ] {
+            let bytes = format!("GET {path} HTTP/1.1\r\n{fields}\r\nConnection: close\r\n\r\n");
+            let (status, body) = ask(bench.connect().await, &bytes).await;
+            assert_eq!(status, expected, "{path} {fields}: {body}");
+            assert!(status != 421 || body.contains("`page_hosts`"), "{body}");
+        }
+    }
+
+    #[tokio::test]
+    async fn probes_are_answered_while_the_control_loop_is_busy() {
+        let bench = Bench::new(false).await;
+        let mut waiting = Vec::new();
+        let start = Instant::now();
+        for _ in 0..QUEUE {
+            let mut stream = bench.connect().await;
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("room");
+            waiting.push(stream);
+        }
+        // Once the queue is full, one more request is refused at once.
+        loop {
+            let asked = Instant::now();
+            let (status, body) = bench.ask("/metrics").await;
+            assert_eq!((status, body.as_str()), (503, "busy\n"));
+            if asked.elapsed() < ANSWER_WITHIN / 2 {
+                break;
+            }
+            assert!(start.elapsed() < PATIENCE, "the queue has no end");
+        }
+        assert_eq!(bench.ask("/healthz").await.0, 200);
+        let mut answer = [0; 12];
+        let read = tokio::time::timeout(PATIENCE, waiting[0].read_exact(&mut answer)).await;
+        read.expect("an answer in time").expect("an answer");
+        assert_eq!(&answer, b"HTTP/1.1 503");
+        // The timer's clock is coarser than this one.
+        let spent = start.elapsed() + Duration::from_millis(5);
+        assert!(spent >= ANSWER_WITHIN, "given up after {spent:?}");
+    }
+
+    #[tokio::test]
+    async fn slow_clients_make_room_for_others() {
+        let bench = Bench::new(true).await;
+        let mut slow = Vec::new();
+        for n in 0..2 * CONNECTIONS {
+            let mut stream = bench.connect().await;
+            stream.write_all(b"GET /metr").await.expect("room");
+            slow.push(stream);
+            assert_eq!(bench.ask("/healthz").await.0, 200, "behind {n} slow clients");
+        }
+        let mut byte = [0];
+        assert_eq!(slow[0].read(&mut byte).await.unwrap_or(0), 0, "the first still has its place");
+    }
+
+    #[tokio::test]
+    async fn a_head_that_is_late_or_too_long_ends_the_connection() {
+        let bench = Bench::new(true).await;
+        let (mut silent, start) = (bench.connect().await, Instant::now());
+        silent.write_all(b"GET /metrics HTTP/1.1\r\n").await.expect("room");
+        let mut rest = Vec::new();
+        tokio::time::timeout(PATIENCE, silent.read_to_end(&mut rest))
+            .await
+            .expect("an end in time")
+            .unwrap_or(0);
+        assert!(start.elapsed() >= HEAD_WITHIN, "after {:?}", start.elapsed());
+        let long = format!("GET /metrics HTTP/1.1\r\nX: {}", "x".repeat(HEAD_MAX + 1));
+        let mut stream = bench.connect().await;
+        stream.write_all(long.as_bytes()).await.unwrap_or_default();
+        let mut answer = Vec::new();
+        tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer))
+            .await
+            .expect("an end in time")
+            .unwrap_or(0);
+        assert!(answer.starts_with(b"HTTP/1.1 431 "), "{}", String::from_utf8_lossy(&answer));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_ends_after_its_life_unless_its_answer_lasts_and_is_read() {
+        /// An answer of pieces, one a second.
+        fn pieces(bytes: usize) -> axum::body::Body {
+            let piece = bytes::Bytes::from(vec![b'.'; bytes]);
+            axum::body::Body::from_stream(futures_util::stream::unfold(piece, |piece| async {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                Some((Ok::<_, std::io::Error>(piece.clone()), piece))
+            }))
+        }
+        let app = Router::new()
+            .route("/stuck", get(|| async { pieces(1) }))
+            .route("/lasts", get(|| async { (axum::Extension(LongLivedAnswer), pieces(1)).into_response() }))
+            .route(
+                "/unread",
+                get(|| async { (axum::Extension(LongLivedAnswer), pieces(1 << 20)).into_response() }),
+            );
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("socket");
+        let door =
+            tokio::spawn(serve(SocketListener::from(UnixListener::bind(&path).expect("a socket")), app));
+        let mut streams = Vec::new();
+        for (asked, ends) in [("/stuck", true), ("/lasts", false), ("/unread", true)] {
+            let mut stream = UnixStream::connect(&path).await.expect("a connection");
+            let question = format!("GET {asked} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            stream.write_all(question.as_bytes()).await.expect("room");
+            streams.push((asked, stream, ends));
+        }
+        tokio::time::sleep(3 * LIFE).await;
+        for (asked, stream, ends) in streams {
+            let mut buffer = vec![0; 1 << 20];
+            // The socket keeps what was written before its end.
+            let read = std::iter::from_fn(|| stream.try_read(&mut buffer).ok());
+            assert_eq!(read.take(1_000).any(|length| length == 0), ends, "{asked}");
+        }
+        door.abort();
+    }
+
+    #[tokio::test]
+    async fn requests_at_the_control_socket_carry_the_peers_credentials() {
+        let app = Router::new()
+            .route("/", get(|axum::Extension(peer): axum::Extension<Peer>| async move { peer.to_string() }));
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("socket");
+        let door =
+            tokio::spawn(serve(SocketListener::from(UnixListener::bind(&path).expect("a socket")), app));
+        let stream = UnixStream::connect(&path).await.expect("a connection");
+        let (_, said) = ask(stream, "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await;
+        let user = rustix::process::geteuid().as_raw();
+        assert!(said.starts_with(&format!("user {user}, ")), "{said}");
+        assert!(said.ends_with(&format!("process {}", std::process::id())), "{said}");
+        door.abort();
+    }
+
+    #[tokio::test]
+    async fn the_control_socket_serves_the_status() {
+        let Routers { control, mut requests, .. } =
+            Routers::new(Health::new(vec![]), Registrar::new(&Config::default()), None);
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("socket");
+        let door =
+            tokio::spawn(serve(SocketListener::from(UnixListener::bind(&path).expect("a socket")), control));
+        let answers = tokio::spawn(async move {
+            let mut asked = Vec::new();
+            for _ in 0..3 {
+                match requests.recv().await.expect("a question") {
+                    ControlRequest::Status(about, reply) => {
+                        asked.push(format!("{about:?}"));
+                        reply
+                            .send(Box::new(AgentStatus { pid: 42, ..AgentStatus::default() }))
+                            .expect("a client");
+                    }
+                    ControlRequest::Guests(name, reply) => {
+                        asked.push(name);
+                        reply.send(vec![]).expect("a client");
+                    }
+                    other => panic!("nobody asked for {other:?}"),
+                }
+            }
+            asked
+        });
+        for (path_asked, start) in [
+            ("/v1/status", "{\"schema\""),
+            ("/v1/status?ports=all", "{\"schema\""),
+            ("/v1/status?guest=52%3a54", "[]"),
+        ] {
+            let stream = UnixStream::connect(&path).await.expect("a connection");
+            let bytes = format!("GET {path_asked} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+            let (status, body) = ask(stream, &bytes).await;
+            assert!(status == 200 && body.starts_with(start), "{path_asked}: {status} {body}");
+        }
+        let asked = answers.await.expect("three questions");
+        assert_eq!(
+            asked,
+            [format!("{:?}", PortFilter::Trouble), format!("{:?}", PortFilter::EveryPort), "52:54".into()]
+        );
+        door.abort();
+    }
 }

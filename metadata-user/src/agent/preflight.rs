@@ -3,14 +3,12 @@
 //!
 //! What only the kernel can refuse (privileges, features, pins, devices) is not here: `doctor` tries it.
 
-use std::fmt;
-use std::fs;
-use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
+use std::{fmt, fs, io};
 
 use metadata_common::run::{SOCKET, UNIT_HIDES, is_home};
 use metadata_feed::registry::RecordId;

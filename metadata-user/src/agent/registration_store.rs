@@ -4,9 +4,8 @@
 //! therefore on disk, complete and synced, before the client gets its answer. The files contain payloads and
 //! credentials, so they have mode 0600.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -17,8 +16,7 @@ use metadata_common::printable::hex;
 use metadata_content::record::{Record, RecordLimits};
 use metadata_content::source::RecordSource;
 use metadata_feed::registry::{MAX_RECORDS, RecordId};
-use metadata_feed::state::private_file;
-use metadata_feed::state::{FileHeader, StateFileKind};
+use metadata_feed::state::{FileHeader, StateFileKind, private_file};
 
 /// The directory's name in the state directory.
 pub(super) const DIRECTORY: &str = "instances";
@@ -211,23 +209,6 @@ mod tests {
         shelf.put(&id, record("web").to_json().expect("JSON")).expect("written");
         assert_eq!(shelf.read(&RecordLimits::DEFAULT), [(id, record("web"))]);
         assert_eq!(fs::read_to_string(path.with_extension("json.v2")).expect("it is kept"), later);
-    }
-
-    #[test]
-    fn a_file_that_an_earlier_agent_wrote_is_read() {
-        let room = tempfile::tempdir().expect("a directory");
-        let json = record("web").to_json().expect("JSON");
-        let text = format!(
-            r#"{{"xdp-imds":"instance","version":1,"source":"hook","name":"ns/web","record":{json}}}"#
-        );
-        fs::create_dir(room.path().join(DIRECTORY)).expect("a directory");
-        fs::write(room.path().join(DIRECTORY).join("hook-0.json"), &text).expect("written");
-        let shelf = RegistrationStore::below(Some(room.path()));
-        let id = RecordId::new(RecordSource::Hook, "ns/web");
-        assert_eq!(shelf.read(&RecordLimits::DEFAULT), [(id.clone(), record("web"))]);
-        shelf.put(&id, json).expect("written");
-        let written = fs::read_to_string(room.path().join(DIRECTORY).join(file_of(&id)));
-        assert_eq!(written.expect("read"), text, "an earlier agent could not read what this one writes");
     }
 
     #[test]

@@ -408,7 +408,6 @@ fn print_dialects(dialects: &[CheckedDialect], out: &mut dyn Write) -> io::Resul
     })
 }
 
-/// Prints each path.
 fn print_paths(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     let cells: Vec<[String; 5]> = rows
         .iter()

@@ -16,9 +16,8 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::options;
 use super::options::Agent;
-use super::{Exit, ExitError};
+use super::{Exit, ExitError, options};
 use crate::output;
 
 /// Most instances that an error names.

@@ -13,8 +13,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::options;
-use super::{Exit, ExitError};
+use super::{Exit, ExitError, options};
 use crate::output;
 
 /// Least and most time between two requests. The agent stops following guests if it is not asked for longer.

@@ -323,7 +323,6 @@ struct JsonVerdict<'a> {
     bytes: u64,
 }
 
-/// Writes a line of JSON.
 fn json(line: &JsonLine<'_>, out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, line)?;
     writeln!(out)
@@ -368,7 +367,6 @@ impl TraceCounts {
         self.lost = self.lost.saturating_add(frames);
     }
 
-    /// Counts a frame.
     fn count(&mut self, frame: &TracedFrame) {
         let key = (frame.to_guest, frame.verdict.clone());
         let (frames, length) = self.verdicts.entry(key).or_default();
@@ -399,7 +397,6 @@ impl TraceCounts {
         writeln!(out, "{}", Printable(line))
     }
 
-    /// Writes the JSON of a frame.
     fn print_json(&self, frame: &TracedFrame, out: &mut dyn Write) -> io::Result<()> {
         let line = JsonLine::Frame {
             seconds: Duration::from_nanos(frame.time_ns.saturating_sub(self.began_ns)).as_secs_f64(),

@@ -18,9 +18,9 @@
 //! force, so a record answered with 200 or 201 survives the agent. A change is completed even if its client
 //! disconnects.
 
-mod events;
 mod representation;
 mod request;
+
 #[cfg(test)]
 mod tests;
 
@@ -28,33 +28,36 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use axum::body::Body;
+use axum::body::{Body, to_bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{MethodRouter, delete, get};
+use metadata_content::parser;
+use metadata_content::record::RecordLimits;
+use metadata_content::record::event::{EventRefused, ScheduledEvent};
+use metadata_control::instances::{ApiProblem, Instance, RegistrationOutcome};
+use metadata_feed::hold::{self, GuestReadiness};
+use metadata_feed::registry::RecordId;
+use metadata_feed::state::save_queue::StateFile;
+#[cfg(test)]
+use representation::BODY_MAX;
+use representation::{
+    ProblemResponse, absent, bad_request, busy, clash, event_refused, event_still_unwritten, invalid_event,
+    json, not_acknowledged, not_attached, not_kept, still_on_disk, too_many, too_many_wait_for_guests,
+};
+use request::{Named, NamedEvent, PortWait, RequestConditions, read_event};
 use tokio::sync::{Mutex, Semaphore, oneshot};
 use tokio::time::Instant;
 use tracing::info;
 
 use super::listen::{EVENT_WAITS, EvictionGuard, Peer, WAITS};
 use super::{Agent, ControlRequest};
-use crate::agent::node::{ClearedData, TaggedRecord, etag};
+use crate::agent::node::{ChangedEvents, ClearedData, EventChange, TaggedRecord, etag};
 use crate::agent::registration_store::RegistrationStore;
 use crate::config::Config;
-use metadata_content::record::RecordLimits;
-use metadata_control::instances::{ApiProblem, Instance, RegistrationOutcome};
-use metadata_feed::registry::RecordId;
-use metadata_feed::state::save_queue::StateFile;
-#[cfg(test)]
-use representation::BODY_MAX;
-use representation::{
-    ProblemResponse, absent, busy, clash, json, not_attached, not_kept, still_on_disk, too_many,
-};
 pub(super) use representation::{RefusalReason, no_method, no_path};
-use request::RequestConditions;
 pub(crate) use request::{CheckedRegistration, InstanceRequest};
-use request::{Named, PortWait};
 
 /// How long a client waits by default.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);
@@ -108,7 +111,7 @@ pub(super) fn routes() -> [(&'static str, MethodRouter<Agent>); 5] {
         ("/v1/instances", get(list)),
         ("/v1/instances/{*name}", get(show).put(put).delete(remove)),
         ("/v1/guest-data/{*name}", delete(clear)),
-        ("/v1/events/{*name}", get(events::show).put(events::add).delete(events::cancel)),
+        ("/v1/events/{*name}", get(show_events).put(add).delete(cancel)),
         ("/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, super::JSON)], OPENAPI))),
     ]
 }
@@ -327,4 +330,94 @@ fn tagged(mut response: Response, etag: Option<&str>) -> Response {
         response.headers_mut().insert(header::ETAG, etag);
     }
     response
+}
+
+// `/v1/events`: the events of a record's VM.
+
+/// Limit on an event in a request, in bytes.
+const EVENT_BODY_MAX: usize = 4 << 10;
+
+async fn change(agent: &Agent, id: &RecordId, change: EventChange) -> Result<ChangedEvents, ApiProblem> {
+    let about = id.clone();
+    let done = agent
+        .ask_in_turn(|reply| ControlRequest::Instances(InstanceRequest::Events { id: about, change, reply }))
+        .await?;
+    done.ok_or_else(|| absent(id))?.map_err(|refused| event_refused(&refused))
+}
+
+/// Shows the events, or one that the guest has acknowledged or that is over.
+async fn show_events(
+    State(agent): State<Agent>,
+    axum::Extension(stay): axum::Extension<EvictionGuard>,
+    uri: Uri,
+) -> Result<Response, ProblemResponse> {
+    let NamedEvent { id, event, wait } = read_event(&uri, &Method::GET)?;
+    let mailbox = change(&agent, &id, EventChange::Look).await?.mailbox;
+    if let (Some(event), Some(wait)) = (&event, wait) {
+        let registrar = Arc::clone(&agent.registrar);
+        // The place is free again when the client has gone, because that drops this future.
+        let _place = registrar.event_waits.try_acquire().map_err(|_| too_many_wait_for_guests())?;
+        let _stay = stay.hold();
+        let told = hold::within(wait, || {
+            let said = GuestReadiness::of(mailbox.events(), event);
+            (said != GuestReadiness::Awaited).then_some(())
+        });
+        told.await.ok_or_else(|| not_acknowledged(event, wait))?;
+    }
+    let mut document = mailbox.events().document();
+    if let Some(event) = event {
+        document.events.retain(|known| known.event.id.as_str() == event);
+        if document.events.is_empty() {
+            return Err(event_refused(&EventRefused::Unknown(event)).into());
+        }
+    }
+    Ok(json(StatusCode::OK, &document))
+}
+
+/// Adds an event, or changes the one of its id. The answer comes once the disk has it.
+async fn add(
+    State(agent): State<Agent>,
+    axum::Extension(peer): axum::Extension<Peer>,
+    uri: Uri,
+    body: Body,
+) -> Result<Response, ProblemResponse> {
+    let NamedEvent { id, .. } = read_event(&uri, &Method::PUT)?;
+    let bytes = to_bytes(body, EVENT_BODY_MAX).await;
+    let bytes =
+        bytes.map_err(|_| bad_request(&format!("an event of at most {EVENT_BODY_MAX} bytes"), "more"))?;
+    let event: ScheduledEvent = parser::json(&bytes).map_err(|error| invalid_event(&error.to_string()))?;
+    let (name, kind, state) = (event.id.to_string(), event.kind.name(), event.state.name());
+    let done = change(&agent, &id, EventChange::Add(event)).await?;
+    if done.changed {
+        info!(by = %peer, record = %id, vm = done.vm.as_str(), event = name, kind, state, "event");
+    }
+    written(done).await
+}
+
+/// Cancels an event. The answer comes once the disk has it.
+async fn cancel(
+    State(agent): State<Agent>,
+    axum::Extension(peer): axum::Extension<Peer>,
+    uri: Uri,
+) -> Result<Response, ProblemResponse> {
+    let NamedEvent { id, event, .. } = read_event(&uri, &Method::DELETE)?;
+    let event = event.unwrap_or_default();
+    let done = change(&agent, &id, EventChange::Cancel(event.clone())).await?;
+    if done.changed {
+        info!(by = %peer, record = %id, vm = done.vm.as_str(), event, "event cancelled");
+    }
+    written(done).await
+}
+
+/// Answers with the events once they are on disk.
+async fn written(done: ChangedEvents) -> Result<Response, ProblemResponse> {
+    let ChangedEvents { mailbox, saves, .. } = done;
+    let unsaved = blocking(move || {
+        saves.flush();
+        saves.unsaved(|file| *file == StateFile::Events)
+    });
+    match unsaved.await? {
+        None => Ok(json(StatusCode::OK, &mailbox.events().document())),
+        Some(unsaved) => Err(event_still_unwritten(&unsaved).into()),
+    }
 }

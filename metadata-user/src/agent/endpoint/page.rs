@@ -33,8 +33,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
-use super::refusal;
-use super::{Agent, ControlRequest, LongLivedAnswer, TEXT};
+use super::{Agent, ControlRequest, LongLivedAnswer, TEXT, refusal};
 
 /// Limit on viewers at the same time.
 pub(super) const VIEWERS: usize = 4;

@@ -33,7 +33,6 @@ const LAST_FRAMES: Duration = Duration::from_millis(100);
 /// How long after [`DRAIN_LIMIT`] to wait for the workers.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The result of a handover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandoverResult {
     /// The handover failed, and this agent continues as before.

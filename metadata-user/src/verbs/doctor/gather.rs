@@ -1,46 +1,54 @@
 //! Collects the facts about the node, the configuration and this process.
 
-mod libvirt;
-mod ports;
-mod room;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use metadata_common::port::PortName;
-use metadata_control::status::AgentStatus;
+use metadata_content::source::RecordSource;
+use metadata_control::status::{self, AgentStatus, ClientError, PortState, PortStatus};
 use metadata_datapath::afxdp::{Queues, SocketConfig};
+use metadata_feed::libvirt::{self, HOOK, HOOKS};
+use metadata_feed::record_part::open_mode;
+use metadata_feed::registry::RecordId;
 use metadata_feed::state::token_file;
+use metadata_feed::{FeedError, directory};
 use metadata_signer::documents::OwnCertificate;
 use metadata_signer::{KeyDirectory, Rotation};
-use metadata_steer::{ClosedTaps, SteerConfig, hub_queues, probe};
+use metadata_steer::probe::{self, ProbeError, device, pinned_links, search};
+use metadata_steer::{ClosedTaps, PINS_VERSION, SteerConfig, hub_queues};
+use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
 use rustix::process::{Resource, geteuid, getrlimit};
-use std::fs;
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
-use std::time::SystemTime;
 
 use super::facts::{
-    Capabilities, ConfigFacts, Facts, IdentityKeyFacts, IssuerFacts, Kernel, NodeFacts, ProcessFacts,
-    Resources,
+    AgentSilence, Capabilities, ConfigFacts, Directory, ExposedFile, Facts, FileSystem, IdentityKeyFacts,
+    IssuerFacts, Kernel, NodeFacts, PathFacts, PinFacts, PortFacts, ProcessFacts, RecordFacts, Resources,
 };
+use crate::agent::preflight::RecordConflicts;
 use crate::config::{Config, IdentityConfig};
 
 /// Collects all facts for a configuration and its file.
 /// `process` was collected first, because the rehearsal raises the soft limit on open files.
 pub(super) fn facts(config: &Config, file: Option<&Path>, process: ProcessFacts) -> Facts {
-    let (records, mut ports) = ports::named(config);
+    let (records, mut ports) = named_ports(config);
     let (node, served) = node(config);
     ports.extend(served);
     Facts {
         wanted: wanted(config),
         process,
-        pins: config.pins.as_deref().map(room::pins),
-        directories: room::directories(config),
-        config_file: file.map(room::directory),
+        pins: config.pins.as_deref().map(pins),
+        directories: directories(config),
+        config_file: file.map(directory),
         records,
         node,
-        ports: ports::look(ports),
+        ports: look_at(ports),
         sources: config.sources().iter().flat_map(|source| source.preflight()).collect(),
-        exposed: room::exposed(config),
+        exposed: exposed(config),
         identity: config.identity.as_ref().map(identity),
         kernel: kernel(config),
     }
@@ -83,21 +91,21 @@ fn kernel(config: &Config) -> Kernel {
 
 /// The facts about the node, and the ports of the running agent's records, whatever their source.
 fn node(config: &Config) -> (NodeFacts, Vec<PortName>) {
-    let (agent, stale_socket) = room::agent(&config.run);
-    let (status, silence) = match agent.map(|_| room::status(&config.run)) {
+    let (agent, stale_socket) = agent(&config.run);
+    let (status, silence) = match agent.map(|_| status(&config.run)) {
         Some(Ok(status)) => (Some(status), None),
         Some(Err(silence)) => (None, Some(silence)),
         None => (None, None),
     };
-    let served = status.as_ref().map(ports::served).unwrap_or_default();
+    let served = status.as_ref().map(served_ports).unwrap_or_default();
     let filter = fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
     let facts = NodeFacts {
         hub_down: probe::hub_devices_down(&config.hub, config.workers).unwrap_or_default(),
         silence,
         datasources: status.as_ref().map(|status| status.datasources.clone()),
-        libvirt: libvirt::too_old(),
+        libvirt: libvirt_too_old(),
         attachments: status.as_ref().map(|status| status.attachments.clone()),
-        port_errors: status.as_ref().map(ports::in_error).unwrap_or_default(),
+        port_errors: status.as_ref().map(port_errors).unwrap_or_default(),
         // No file's name has a slash.
         refused: status
             .iter()
@@ -183,16 +191,380 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
+// Finds a daemon of libvirt that does not run the hook, because it looks for hooks only when it starts.
+
+/// The daemons that run hooks of QEMU, one of which a host has.
+const DAEMONS: [&str; 2] = ["libvirtd", "virtqemud"];
+/// Most processes that are looked at.
+const PROCESSES: usize = 1 << 16;
+/// Ticks of the kernel's clock in a second, as `/proc` has them on every architecture (`USER_HZ`).
+const TICKS: u64 = 100;
+/// The package's directory, which is as old as its first installation.
+const PACKAGE: &str = "/etc/xdp-imds";
+
+/// The daemon that has run since before the first hook was installed.
+fn libvirt_too_old() -> Option<String> {
+    fs::metadata(HOOK).ok()?;
+    let hooks = fs::read_dir(HOOKS).ok()?.take(PROCESSES).flatten().map(|entry| entry.path());
+    let others = [Path::new("/etc/libvirt/hooks/qemu").to_owned(), PACKAGE.into()];
+    // With any hook at its start the daemon looks into the directory at each event.
+    let installed = hooks.chain(others).filter_map(|path| made(&path)).min()?;
+    let stat = fs::read_to_string("/proc/stat").ok()?;
+    let boot = UNIX_EPOCH + Duration::from_secs(boot_time(&stat)?);
+    let processes = fs::read_dir("/proc").ok()?.take(PROCESSES).flatten();
+    let daemon = |process: fs::DirEntry| {
+        let name = fs::read_to_string(process.path().join("comm")).ok()?.trim().to_owned();
+        if !DAEMONS.contains(&&*name) {
+            return None;
+        }
+        let stat = fs::read_to_string(process.path().join("stat")).ok()?;
+        (boot + started(&stat)? < installed).then_some(name)
+    };
+    processes.into_iter().find_map(daemon)
+}
+
+/// When a file was made; `None` if there is none, or if its file system does not tell.
+fn made(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).ok()?.created().ok()
+}
+
+/// The time of the boot, in seconds since 1970, in `/proc/stat`.
+fn boot_time(stat: &str) -> Option<u64> {
+    stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
+}
+
+/// The time from the boot to the start of a process, in `/proc/PID/stat`: field 22. Its name may have spaces and
+/// parentheses.
+fn started(stat: &str) -> Option<Duration> {
+    let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+    Some(Duration::from_millis(ticks.saturating_mul(1_000 / TICKS)))
+}
+
+// Collects the ports that the configuration and the records name, and their devices.
+
+/// Maximum number of invalid records whose errors are kept, of conflicts and of pairs of records of one VM.
+const REFUSED_TOLD: usize = 3;
+
+/// Reads the directory of records. Returns a summary of the records, and the ports that the configuration or a valid
+/// record names. The summary is `None` if no directory is configured, and empty if the directory cannot be read.
+fn named_ports(config: &Config) -> (Option<RecordFacts>, BTreeSet<PortName>) {
+    let mut ports: BTreeSet<PortName> = config.ports.iter().map(|port| port.name.clone()).collect();
+    let records = config.records.as_deref().map(|path| {
+        let mut records = RecordFacts::default();
+        let (mut claimed, mut owners) =
+            (RecordConflicts::new(&config.ports), BTreeMap::<String, String>::new());
+        let Ok((dir, names)) = directory::files(path) else { return records };
+        for name in names.iter().take(directory::MAX_RECORDS) {
+            let Some(loaded) = directory::load(&dir, name, &config.record_limits()) else { continue };
+            records.count += 1;
+            let lacking = loaded.lacking.iter().map(|reason| format!("{name}: {reason}"));
+            records.lacking.extend(lacking.take(REFUSED_TOLD - records.lacking.len()));
+            let open = loaded.open_files.into_iter().take(REFUSED_TOLD - records.open_files.len());
+            records.open_files.extend(open);
+            match loaded.record {
+                Ok((record, _)) => {
+                    *records.stamps.entry(record.serve.smbios.as_str()).or_default() += 1;
+                    let named = record.network.nics.iter().filter_map(|nic| nic.port.as_ref());
+                    ports.extend(named.map(PortName::from));
+                    claimed.add(&RecordId::new(RecordSource::File, name), &record);
+                    let owner = record.owner_text().to_owned();
+                    match owners.entry(owner) {
+                        Entry::Vacant(place) => _ = place.insert(name.clone()),
+                        Entry::Occupied(first) if records.same_vm.len() < REFUSED_TOLD => {
+                            let (owner, first) = (first.key().clone(), first.get().clone());
+                            records.same_vm.push((first, name.clone(), owner));
+                        }
+                        Entry::Occupied(_) => {}
+                    }
+                }
+                Err(error) => refuse(&mut records, name, &error),
+            }
+        }
+        records.conflicts = claimed.iter().take(REFUSED_TOLD).collect();
+        records
+    });
+    (records, ports)
+}
+
+/// Most ports of the running agent that are examined, those that are not attached first.
+const SERVED_MOST: usize = 1_024;
+
+/// The ports of the running agent's records and configuration. Records of sources other than the directory name theirs
+/// only there.
+fn served_ports(status: &AgentStatus) -> Vec<PortName> {
+    let wanted = status.ports.listed.iter().filter(|port| port.state != PortState::Closed);
+    let mut wanted: Vec<_> = wanted.collect();
+    wanted.sort_by_key(|port| port.state == PortState::Attached);
+    let name = |port: &PortStatus| match port.name.split_once('@') {
+        Some((ifname, netns)) => PortName { ifname: ifname.into(), netns: Some(netns.into()) },
+        None => PortName { ifname: port.name.clone(), netns: None },
+    };
+    wanted.into_iter().take(SERVED_MOST).map(name).collect()
+}
+
+/// The ports that the running agent cannot serve, and its reasons.
+fn port_errors(status: &AgentStatus) -> Vec<(String, String)> {
+    let ports = status.ports.listed.iter().filter(|port| port.state == PortState::Error).take(SERVED_MOST);
+    ports.map(|port| (port.name.clone(), port.reason.clone().unwrap_or_default())).collect()
+}
+
+/// Adds an invalid record to the summary.
+fn refuse(records: &mut RecordFacts, name: &str, error: &FeedError) {
+    if matches!(error, FeedError::Io { error, .. } if error.kind() == io::ErrorKind::PermissionDenied) {
+        records.unreadable.get_or_insert_with(|| name.to_owned());
+    }
+    records.refused_count += 1;
+    if records.refused.len() < REFUSED_TOLD {
+        records.refused.push((name.to_owned(), error.to_string()));
+    }
+}
+
+/// Queries the device of each port. If the query finds no device, searches all namespaces for a device with that name.
+fn look_at(names: BTreeSet<PortName>) -> Vec<PortFacts> {
+    let mut ports: Vec<PortFacts> =
+        names.into_iter().map(|name| PortFacts { device: device(&name), name, elsewhere: None }).collect();
+    let absent = |port: &PortFacts| !matches!(port.device, Ok(Some(_)));
+    let missing: BTreeSet<String> =
+        ports.iter().filter(|port| absent(port)).map(|port| port.name.ifname.clone()).collect();
+    if missing.is_empty() {
+        return ports;
+    }
+    let mut found = search(&missing);
+    for port in ports.iter_mut().filter(|port| absent(port)) {
+        // The search is by device name, so ports with the same device name have the same result.
+        port.elsewhere = Some(found.entry(port.name.ifname.clone()).or_default().clone());
+    }
+    ports
+}
+
+// Collects the directories, the pins, and the agent that uses the run directory.
+
+/// `BPF_FS_MAGIC` (`linux/magic.h`).
+const BPFFS: u64 = 0xcafe_4a11;
+/// Maximum number of versions kept.
+const VERSIONS_TOLD: usize = 16;
+/// The names of an agent's sockets in its run directory.
+const SOCKETS: [&str; 2] = ["control.sock", "takeover.sock"];
+
+fn pins(path: &Path) -> PinFacts {
+    let versions = fs::read_dir(path).into_iter().flatten().flatten();
+    let mut versions: Vec<_> =
+        versions.take(VERSIONS_TOLD).map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    versions.sort();
+    let links = pinned_links(&path.join(PINS_VERSION).join("links"));
+    let owner = fs::metadata(path).ok().map(|found| found.uid());
+    PinFacts { path: path.into(), owner, file_system: file_system(path), versions, links }
+}
+
+/// Returns the configured directories with their purposes.
+fn directories(config: &Config) -> Vec<(&'static str, Directory)> {
+    let records = config.records.as_deref().map(|path| ("records", path));
+    let state = config.state.as_deref().map(|path| ("state", path));
+    let all = records.into_iter().chain(state).chain([("run", &*config.run)]);
+    all.map(|(what, path)| (what, directory(path))).collect()
+}
+
+/// Most files of a directory with parts of records that are looked at: two for each record of a full node.
+const PARTS_MOST: usize = 1 << 15;
+/// The package's explanation of such a directory: no part of a record.
+const README: &str = "README";
+/// Maximum number of exposed files kept.
+const EXPOSED_TOLD: usize = 3;
+
+/// Returns the directories with parts of records that others may read. The hook of libvirt has no configuration here, so
+/// that only its default directory is known.
+fn exposed(config: &Config) -> Vec<ExposedFile> {
+    let sources = config.sources();
+    let parts = sources.iter().filter_map(|source| source.parts());
+    let directories = [Path::new(libvirt::DEFAULT_FILES)].into_iter().chain(parts);
+    directories.filter_map(exposed_in).collect()
+}
+
+/// Returns the files of a directory that others may read; `None` if there are none.
+fn exposed_in(directory: &Path) -> Option<ExposedFile> {
+    let entries = fs::read_dir(directory).ok()?.take(PARTS_MOST).flatten();
+    let files = entries.filter_map(|entry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // The package's own file, which everybody may read.
+        if name == README { None } else { Some((name, open_mode(&entry.path())?)) }
+    });
+    let mut files: Vec<_> = files.collect();
+    files.sort();
+    let count = files.len();
+    files.truncate(EXPOSED_TOLD);
+    (count > 0).then(|| ExposedFile { directory: directory.into(), files, count })
+}
+
+fn directory(path: &Path) -> Directory {
+    let found = match fs::metadata(path) {
+        Ok(found) => {
+            Ok(Some(PathFacts { directory: found.is_dir(), mode: found.mode() & 0o7777, owner: found.uid() }))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    };
+    Directory { path: path.into(), found, file_system: file_system(path) }
+}
+
+/// Returns the file system of `path`. If `path` does not exist, returns that of its nearest ancestor that exists.
+fn file_system(path: &Path) -> Result<FileSystem, ProbeError> {
+    let here = |at: &Path| if at.as_os_str().is_empty() { PathBuf::from(".") } else { at.to_owned() };
+    let at = path.ancestors().map(here).find(|at| at.exists()).unwrap_or_else(|| "/".into());
+    let failed = |errno: rustix::io::Errno| ProbeError::from(io::Error::from(errno));
+    let kind = statfs(&at).map_err(failed)?;
+    let room = statvfs(&at).map_err(failed)?;
+    Ok(FileSystem {
+        bpf: u64::try_from(kind.f_type).is_ok_and(|kind| kind == BPFFS),
+        read_only: room.f_flag.contains(StatVfsMountFlags::RDONLY),
+        free: room.f_bavail.saturating_mul(room.f_frsize),
+        at,
+    })
+}
+
+/// The process that listens on a socket in the run directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct ListeningProcess {
+    /// Its ID; 0 if the kernel does not report it.
+    pid: u32,
+    /// The user ID that it had when it began to listen, if the kernel reports it.
+    user: Option<u32>,
+}
+
+/// Returns the process that listens on a socket in the run directory. If no process listens, returns the path of a socket
+/// that exists there, if there is one.
+fn agent(run: &Path) -> (Option<ListeningProcess>, Option<PathBuf>) {
+    let mut stale = None;
+    for path in SOCKETS.map(|name| run.join(name)) {
+        match UnixStream::connect(&path) {
+            Ok(stream) => {
+                let peer = rustix::net::sockopt::socket_peercred(&stream).ok();
+                let process = peer.map(|peer| ListeningProcess {
+                    pid: peer.pid.as_raw_nonzero().get().unsigned_abs(),
+                    user: Some(peer.uid.as_raw()),
+                });
+                return (Some(process.unwrap_or_default()), None);
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => stale = Some(path),
+            Err(_) => {}
+        }
+    }
+    (None, stale)
+}
+
+/// Longest wait for the agent's status: an agent that hangs must not hide what else is wrong.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Returns the status of the agent of a run directory with all its ports, or why it gives none.
+fn status(run: &Path) -> Result<AgentStatus, AgentSilence> {
+    let refused = |reason: String| AgentSilence { hangs: false, reason };
+    let status = status::get_within(run, "/v1/status?ports=all", STATUS_TIMEOUT).map_err(|error| {
+        AgentSilence { hangs: matches!(error, ClientError::Mute(_)), reason: error.to_string() }
+    })?;
+    serde_json::from_slice(&status)
+        .map_err(|error| refused(format!("its status is of a different version than this command: {error}")))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Capabilities, capabilities};
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::net::UnixListener;
+    use std::path::Path;
+    use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+    use super::super::facts::ExposedFile;
+    use super::{
+        Capabilities, EXPOSED_TOLD, ListeningProcess, agent, boot_time, capabilities, directory, exposed_in,
+        file_system, started,
+    };
 
     #[test]
     fn the_capability_sets_are_read_from_the_kernels_text() {
         let status = "Name:\tx\nCapInh:\t0000000000000000\nCapPrm:\t00000000000000ff\n\
-                      CapEff:\t0000000000001000\nCapBnd:\t000001ffffffffff\nSeccomp:\t0\n";
+          CapEff:\t0000000000001000\nCapBnd:\t000001ffffffffff\nSeccomp:\t0\n";
         let sets = Capabilities { effective: 1 << 12, permitted: 0xff, bounding: 0x1ff_ffff_ffff };
         assert_eq!(capabilities(status), Some(sets));
         assert_eq!(capabilities("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn the_start_of_a_process_is_read_from_the_kernels_text() {
+        let text = "4465 (a b) c) S 1 4465 4465 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 17 0 1234 9 9 9";
+        assert_eq!(started(text), Some(Duration::from_millis(12_340)));
+        assert_eq!(started("4465 (a) S 1"), None);
+        assert_eq!(boot_time("cpu 1 2\nbtime 1700000000\nprocesses 7\n"), Some(1_700_000_000));
+    }
+
+    #[test]
+    fn this_process_has_started_before_now_and_after_the_boot() {
+        let read = |path: &str| fs::read_to_string(path).expect("the kernel's text");
+        let boot = UNIX_EPOCH + Duration::from_secs(boot_time(&read("/proc/stat")).expect("a time"));
+        let start = boot + started(&read("/proc/self/stat")).expect("a time");
+        assert!(boot < start && start < SystemTime::now() + Duration::from_secs(2), "{boot:?} {start:?}");
+    }
+
+    #[test]
+    fn the_file_system_of_a_missing_path_is_that_of_its_nearest_ancestor() {
+        let room = tempfile::tempdir().expect("a directory");
+        let found = file_system(&room.path().join("a/b/c")).expect("a file system");
+        assert_eq!((found.at.as_path(), found.bpf), (room.path(), false));
+        assert_eq!(file_system(Path::new("no/such/directory")).expect("a file system").at, Path::new("."));
+        let seen = directory(&room.path().join("a"));
+        assert_eq!(seen.found, Ok(None));
+    }
+
+    #[test]
+    fn parts_of_records_that_others_may_read_are_found_and_counted() {
+        let room = tempfile::tempdir().expect("a directory");
+        let write = |name: &str, mode| {
+            fs::write(room.path().join(name), "").expect("written");
+            fs::set_permissions(room.path().join(name), fs::Permissions::from_mode(mode)).expect("a mode");
+        };
+        assert_eq!(exposed_in(&room.path().join("nowhere")), None);
+        fs::create_dir(room.path().join("directory")).expect("a directory");
+        for (name, mode) in [("own.yaml", 0o600), ("group.yaml", 0o640), ("README", 0o644)] {
+            write(name, mode);
+        }
+        assert_eq!(exposed_in(room.path()), None);
+        for (name, mode) in [("a", 0o644), ("b.yaml", 0o602), ("c", 0o660), ("d", 0o604)] {
+            write(name, mode);
+        }
+        let found = exposed_in(room.path()).expect("exposed files");
+        let files = [("a", 0o644), ("b.yaml", 0o602), ("c", 0o660)].map(|(name, mode)| (name.into(), mode));
+        assert_eq!(files.len(), EXPOSED_TOLD);
+        assert_eq!(found, ExposedFile { directory: room.path().into(), files: files.into(), count: 4 });
+    }
+
+    #[test]
+    fn an_agent_that_hangs_is_told_from_one_that_refuses() {
+        use super::status;
+        use std::io::{Read as _, Write as _};
+        let room = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(room.path().join("control.sock")).expect("a socket");
+        let silence = status(room.path()).expect_err("nobody answers");
+        assert!(silence.hangs && silence.reason.contains("is silent"), "{silence:?}");
+        let serving = std::thread::spawn(move || {
+            // The first is that of the request above.
+            for (mut stream, _) in (0..2).map(|_| listener.accept().expect("a client")) {
+                _ = stream.read(&mut [0; 512]);
+                _ = stream.write_all(b"HTTP/1.1 503 Service Unavailable\r\n\r\n");
+            }
+        });
+        let silence = status(room.path()).expect_err("a refusal");
+        assert!(!silence.hangs && silence.reason.contains("cannot answer now"), "{silence:?}");
+        serving.join().expect("served");
+    }
+
+    #[test]
+    fn a_socket_shows_whether_a_process_listens_and_which() {
+        let room = tempfile::tempdir().expect("a directory");
+        assert_eq!(agent(room.path()), (None, None));
+        let path = room.path().join("control.sock");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        let user = Some(rustix::process::geteuid().as_raw());
+        let this = ListeningProcess { pid: std::process::id(), user };
+        assert_eq!(agent(room.path()), (Some(this), None));
+        drop(listener);
+        assert_eq!(agent(room.path()), (None, Some(path)));
     }
 }

@@ -307,7 +307,6 @@ pub(super) fn not_attached(instance: Instance, timeout: Duration) -> ApiProblem 
     ApiProblem { registered: Some(Box::new(instance)), ..problem }
 }
 
-/// A refused event.
 pub(super) fn event_refused(refused: &EventRefused) -> ApiProblem {
     let (status, kind, title) = match refused {
         EventRefused::Full => (StatusCode::INSUFFICIENT_STORAGE, "full", "No room for another event"),

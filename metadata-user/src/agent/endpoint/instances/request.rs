@@ -292,7 +292,6 @@ fn timeout_of(text: &str) -> Result<Duration, ApiProblem> {
 
 // Conditions: `If-Match` and `If-None-Match` (RFC 9110 §13.1).
 
-/// The conditions of a request.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct RequestConditions {
     matches: Option<Tags>,

@@ -6,8 +6,7 @@ use axum::http::StatusCode;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{PortKey, Slot};
 
-use super::NodeView;
-use super::unserved::UnservedNic;
+use super::{NodeView, UnservedNic};
 use crate::agent::node::port_text;
 use crate::agent::slots::IdentityName;
 use metadata_common::port::PortName;

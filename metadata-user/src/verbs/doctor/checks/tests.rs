@@ -1,19 +1,21 @@
 //! Tests the checks with the facts of nodes that have no problem, or one problem.
 
-mod identity;
 mod place;
 
-use super::super::facts::{
-    Capabilities, ConfigFacts, Directory, Facts, FileSystem, IdentityKeyFacts, IssuerFacts, Kernel,
-    NodeFacts, PathFacts, PinFacts, PortFacts, ProcessFacts, RecordFacts, Resources,
-};
-use super::super::{Check, CheckStatus, DoctorRequest};
-use super::{all, configuration};
 use metadata_common::port::PortName;
+use metadata_content::record::Smbios;
 use metadata_control::status::AttachmentStatus;
 use metadata_signer::Algorithm;
 use metadata_steer::SteeringMode;
 use metadata_steer::probe::{AddressUse, DeviceState, Feature, PinnedLink, ProbeError, Program};
+
+use super::super::CheckStatus::{self, Fail, Warn};
+use super::super::facts::{
+    Capabilities, ConfigFacts, Directory, Facts, FileSystem, IdentityKeyFacts, IssuerFacts, Kernel,
+    NodeFacts, PathFacts, PinFacts, PortFacts, ProcessFacts, RecordFacts, Resources,
+};
+use super::super::{Check, DoctorRequest};
+use super::{all, configuration, needs};
 
 const ALL_CAPABILITIES: u64 = (1 << 41) - 1;
 const SYS_ADMIN: u64 = 1 << 21;
@@ -168,7 +170,7 @@ fn wrong(checks: &[Check]) -> Vec<&Check> {
 fn the_file_of_the_service_is_named_if_there_is_nothing_to_check() {
     let file = std::path::PathBuf::from("/some/config.yaml");
     for (file, lacks_file, status, found) in [
-        (None, true, CheckStatus::Fail, "there is no /etc/xdp-imds/config.yaml"),
+        (None, true, Fail, "there is no /etc/xdp-imds/config.yaml"),
         (None, false, CheckStatus::Ok, "no configuration file is given"),
         (Some(file), false, CheckStatus::Ok, "/some/config.yaml can be used"),
     ] {
@@ -372,9 +374,9 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
 fn features_decide_and_the_version_of_the_kernel_does_not() {
     for (release, tcx, status) in [
         ("5.14.0-503.el9.x86_64", Ok(true), CheckStatus::Ok),
-        ("5.14.0-503.el9.x86_64", Ok(false), CheckStatus::Warn),
-        ("9.9.9-vendor", Ok(false), CheckStatus::Warn),
-        ("9.9.9-vendor", Err(ProbeError::new("it cannot be tested")), CheckStatus::Fail),
+        ("5.14.0-503.el9.x86_64", Ok(false), Warn),
+        ("9.9.9-vendor", Ok(false), Warn),
+        ("9.9.9-vendor", Err(ProbeError::new("it cannot be tested")), Fail),
         ("2.6.78", Ok(true), CheckStatus::Ok),
         ("six", Ok(true), CheckStatus::Ok),
     ] {
@@ -407,8 +409,8 @@ fn each_feature_is_listed_with_its_use_and_what_happens_without_it() {
         assert!(status == CheckStatus::Ok && text.contains(words.gives), "{text}");
         let (status, text) = found(false);
         let (expected, part) = match words.without {
-            Some(without) => (CheckStatus::Warn, without),
-            None => (CheckStatus::Fail, words.comes_with),
+            Some(without) => (Warn, without),
+            None => (Fail, words.comes_with),
         };
         assert!(status == expected && text.contains(part), "{text}");
         assert!(PAGE.contains(&format!("`{}`", words.check)), "the page of limits lacks {}", words.check);
@@ -422,10 +424,7 @@ fn a_missing_capability_makes_a_feature_unknown() {
     set_feature(&mut facts, Feature::LinkUpdate, Err(refused()));
     let checks = all(&facts);
     let found: Vec<_> = wrong(&checks).iter().map(|check| (check.name, check.status)).collect();
-    assert_eq!(
-        found,
-        [("kernel.link_update", CheckStatus::Warn), ("capability.sys_admin", CheckStatus::Fail)]
-    );
+    assert_eq!(found, [("kernel.link_update", Warn), ("capability.sys_admin", Fail)]);
 }
 
 #[test]
@@ -436,12 +435,11 @@ fn lockdown_is_reported_if_the_kernel_refuses() {
     facts.kernel.rehearsal = Err(refused());
     let checks = all(&facts);
     let found: Vec<_> = wrong(&checks).iter().map(|check| (check.name, check.status)).collect();
-    assert_eq!(found, [("kernel.lockdown", CheckStatus::Warn), ("rehearsal", CheckStatus::Fail)]);
+    assert_eq!(found, [("kernel.lockdown", Warn), ("rehearsal", Fail)]);
 }
 
 #[test]
 fn only_a_needed_capability_is_reported_and_the_remedy_fits_the_cause() {
-    use CheckStatus::{Fail, Warn};
     let net_raw = "capability.net_raw";
     judge(&[
         (
@@ -519,7 +517,6 @@ fn only_a_needed_capability_is_reported_and_the_remedy_fits_the_cause() {
 
 #[test]
 fn limits_and_environment_of_the_process_are_checked() {
-    use CheckStatus::{Fail, Warn};
     let files = "limit.open_files";
     judge(&[
         (
@@ -554,4 +551,84 @@ fn limits_and_environment_of_the_process_are_checked() {
             &["5 workers", "workers: 4"],
         ),
     ]);
+}
+
+// Tests the checks of what the issuer of identity tokens needs.
+
+fn issuer(facts: &mut Facts) -> &mut IssuerFacts {
+    facts.identity.as_mut().expect("an issuer")
+}
+
+fn keys(facts: &mut Facts) -> &mut IdentityKeyFacts {
+    issuer(facts).keys.as_mut().expect("a directory")
+}
+
+#[test]
+fn keys_and_certificate_of_identity_tokens_are_checked() {
+    judge(&[
+        (
+            "no directory",
+            |f| issuer(f).keys = Err("cannot read /some/keys: no".into()),
+            "identity.keys",
+            Fail,
+            &["cannot read /some/keys: no", "xdp-imds identity key /some/keys"],
+        ),
+        (
+            "no key",
+            |f| keys(f).count = 0,
+            "identity.keys",
+            Fail,
+            &["/some/keys has none", "xdp-imds identity key /some/keys"],
+        ),
+        (
+            "a key that others can read",
+            |f| keys(f).skipped = vec!["/some/keys/a.pem is not private".into()],
+            "identity.keys",
+            Warn,
+            &["/some/keys/a.pem is not private", "Mend or remove"],
+        ),
+        (
+            "no key for the algorithm",
+            |f| {
+                issuer(f).algorithm = Algorithm::Rs256;
+                *keys(f) = IdentityKeyFacts {
+                    count: 0,
+                    skipped: vec!["/some/keys/a.pem: expected a key for RS256, found another".into()],
+                    made_here: false,
+                };
+            },
+            "identity.keys",
+            Fail,
+            &["/some/keys has none for RS256", "a.pem: expected", "openssl genpkey -algorithm RSA", "ES256"],
+        ),
+        (
+            "a certificate of somebody else",
+            |f| issuer(f).certificate = Some(Err("found another".into())),
+            "identity.certificate",
+            Fail,
+            &["found another", "identity.certificate"],
+        ),
+        (
+            "the last days of the certificate",
+            |f| issuer(f).certificate = Some(Ok(13)),
+            "identity.certificate",
+            Warn,
+            &["expires in 13 days", "Replace the files"],
+        ),
+    ]);
+}
+
+#[test]
+fn a_signer_that_makes_its_keys_needs_none_at_the_start() {
+    let mut facts = healthy();
+    *keys(&mut facts) = IdentityKeyFacts { count: 0, skipped: Vec::new(), made_here: true };
+    assert!(wrong(&all(&facts)).is_empty());
+}
+
+#[test]
+fn each_datasource_of_smbios_has_its_needs() {
+    for stamp in Smbios::all() {
+        assert!(needs(stamp).is_some(), "{stamp}");
+    }
+    assert!(needs("cloudstack").is_some_and(|needs| needs.contains("data-server") && needs.contains("54")));
 }
