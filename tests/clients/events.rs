@@ -1,24 +1,22 @@
 //! Unmodified clients react to what the host announces: a handler of termination notices and a library of EC2 from their
 //! package registry, Pacemaker's resource agent for Azure from Debian, and a unit of systemd that asks by curl.
 
-use std::fs;
 use std::process::{Child, Command, Stdio};
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
 use anyhow::ensure;
 use metadata_content::source::RecordSource;
 use metadata_control::instances::{add_event, events, wait_for_acknowledgement};
 use serde_json::{Value, json};
 use support::agent::Agent;
-use support::event_unit;
 use support::eventually::eventually;
 use support::exposition::total;
 use support::inside::{self, Libraries, SCRIPT_SECONDS};
 use support::packages::{Packages, With};
-use support::privileged;
 use support::process::write_script;
 use support::scene::OneGuest;
+use support::{event_unit, privileged};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(30);

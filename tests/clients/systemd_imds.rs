@@ -286,7 +286,6 @@ pub(crate) struct Cloud {
 }
 
 impl Cloud {
-    /// Its name.
     #[must_use]
     pub(crate) fn name(&self) -> &str {
         self.properties.get("IMDS_VENDOR").map_or("", String::as_str)
@@ -315,7 +314,6 @@ impl SystemdImds {
         Some(Self { packages, libraries })
     }
 
-    /// Its version.
     #[must_use]
     pub(crate) fn version(&self) -> &str {
         self.packages.version("systemd-imds").unwrap_or("unknown")

@@ -41,7 +41,6 @@ impl Vm {
         Mac([0x52, 0x54, nic, a, b, c])
     }
 
-    /// IPv4 address.
     fn address(self) -> Ipv4Addr {
         let [_, a, b, c] = self.0.to_be_bytes();
         Ipv4Addr::new(10, a, b, c)
@@ -74,7 +73,6 @@ impl Vm {
         record
     }
 
-    /// Writes the record with a change.
     fn write(self, records: &std::path::Path, change: impl FnOnce(&mut Value)) -> Result<()> {
         let mut record = self.record();
         change(&mut record);

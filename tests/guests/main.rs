@@ -2,7 +2,6 @@
 
 mod answers_on_a_tap;
 mod boot_storm;
-mod drain;
 mod every_address;
 mod guest_state;
 mod guest_traffic;

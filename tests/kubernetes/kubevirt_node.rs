@@ -3,10 +3,16 @@
 //!
 //! The API server, launchers, control groups and kubelet come from `support`; everything else is production code.
 
-mod holds;
 mod node;
 mod outages;
 mod passt;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::ensure;
 use base64::Engine as _;
@@ -20,12 +26,6 @@ use node::{
     times_logged, vmi, wait_for, wait_until_namespace_is_gone,
 };
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::process::Command;
-use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 use support::agent::Agent;
 use support::guest::{Guest, METADATA, NIC, Route};
 use support::netns::{Namespace, run};
@@ -792,4 +792,35 @@ fn a_vm_known_only_from_the_hook_is_served_and_starts_once_its_secret_exists() {
     assert_eq!(call(&node, "PostVMStop", &vmi), "0");
     wait_until_namespace_is_gone(&agent, &node, &outer);
     gets(&other, PATH, "# coming\n").expect("the other is served");
+}
+
+// A live migration waits in the node hook until its guest is ready.
+
+#[support::privileged::test(may_run)]
+fn a_live_migration_waits_for_its_guest_if_that_is_asked_for() {
+    let node = Node::new();
+    node.configure(&json!({"hook": socket(&node), "hold_seconds": 30}));
+    let agent = node.agent();
+    let mut pod = node.pod(1);
+    let guest = pod.run("# its own\n");
+    eventually_gets(&agent, &guest, PATH, "# its own\n");
+    assert_eq!(call(&node, "PreMigrationSource", &pod.vmi()), "0", "it does not migrate");
+    let mut vmi = pod.vmi();
+    vmi["status"]["migrationState"] = json!({"migrationUid": "m-1", "sourceNode": "a", "targetNode": "b"});
+    thread::scope(|scope| {
+        // virt-handler may know of the migration earlier than the agent.
+        let migrates = scope.spawn(|| call(&node, "PreMigrationSource", &vmi));
+        node.server.put(vmi.clone());
+        let url = format!("http://{METADATA}/v1/events/migration-m-1");
+        wait_for(&agent, "the guest is told", || {
+            let told = guest.curl(&[&url], PATIENCE)?;
+            anyhow::ensure!(told.status == 200, "{} {}", told.status, told.text());
+            Ok(())
+        });
+        assert!(!migrates.is_finished(), "it goes on without its guest");
+        assert_eq!(guest.curl(&["-X", "POST", &url], PATIENCE).expect("an answer").status, 204);
+        assert_eq!(migrates.join().expect("no panic"), "0");
+    });
+    assert_eq!(call(&node, "PreMigrationSource", &vmi), "0", "virt-handler repeats its call");
+    assert!(!agent.log().contains("has not acknowledged its migration"), "it waited for the limit");
 }

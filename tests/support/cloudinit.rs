@@ -36,28 +36,11 @@ const RENDER: [(&str, &str); 3] = [
     ("meaning.py", include_str!("../cloudinit/network/meaning.py")),
 ];
 /// cloud-init and the Python packages that its datasources import.
-const PACKAGES: &[&str] = &[
-    "cloud-init",
-    "python3-attr",
-    "python3-certifi",
-    "python3-chardet",
-    "python3-charset-normalizer",
-    "python3-configobj",
-    "python3-idna",
-    "python3-jinja2",
-    "python3-json-pointer",
-    "python3-jsonpatch",
-    "python3-jsonschema",
-    "python3-markupsafe",
-    "python3-netifaces",
-    "python3-oauthlib",
-    "python3-pyrsistent",
-    "python3-requests",
-    "python3-serial",
-    "python3-six",
-    "python3-urllib3",
-    "python3-yaml",
-];
+const PACKAGES: &str = "\
+    cloud-init python3-attr python3-certifi python3-chardet python3-charset-normalizer python3-configobj \
+    python3-idna python3-jinja2 python3-json-pointer python3-jsonpatch python3-jsonschema \
+    python3-markupsafe python3-netifaces python3-oauthlib python3-pyrsistent python3-requests \
+    python3-serial python3-six python3-urllib3 python3-yaml";
 
 /// The Debian suite with the newer cloud-init: Debian 14.
 const NEWER_SUITE: &str = "forky";
@@ -296,7 +279,7 @@ impl CloudInit {
         let aside = tempfile::tempdir_in(target).context("cannot unpack below target/")?;
         let mut download = Command::new("apt-get");
         // As root, apt would change to a user without permission to write here.
-        download.args(["download", "--quiet", "-o", "APT::Sandbox::User=root"]).args(PACKAGES);
+        download.args(["download", "--quiet", "-o", "APT::Sandbox::User=root"]).args(PACKAGES.split(' '));
         run(download.current_dir(aside.path()))?;
         let tree = aside.path().join("tree");
         for entry in fs::read_dir(aside.path())? {

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
-use testbed::wheels::{self, PYTHON};
+use testbed::packages::{self, PYTHON};
 
 use crate::netns::{Namespace, run};
 use crate::privileged;
@@ -261,7 +261,6 @@ impl Drop for Daemon<'_> {
 
 /// Limit for one script.
 pub const SCRIPT_SECONDS: u32 = 60;
-/// The client libraries.
 static CLIENTS: LibraryList =
     LibraryList::new("client-libraries", include_str!("../clients/requirements.txt"));
 
@@ -303,7 +302,7 @@ impl LibraryList {
         let own = std::env::current_exe().context("cannot find the running program's own file")?;
         // `own` is target/<profile>/deps/<test>. All profiles share the libraries.
         let target = own.ancestors().find(|path| path.ends_with("target")).context("not inside target/")?;
-        let root = wheels::install(self.requirements, target, self.name)?;
+        let root = packages::install_wheels(self.requirements, target, self.name)?;
         Ok(Libraries { root })
     }
 }

@@ -179,7 +179,6 @@ pub fn each<V: Ask>(
     Ok(taken)
 }
 
-/// The record, patched.
 fn record(patch: &Value) -> Result<Value> {
     let mut value: Value = serde_yaml::from_str(RECORD)?;
     if !patch.is_null() {

@@ -52,7 +52,6 @@ pub(crate) fn make_key(path: &Path, algorithm: &str) -> Secret {
     Secret { text: body[..40].to_owned(), bytes: bytes[from..].to_vec() }
 }
 
-/// Returns the header of a token.
 pub(crate) fn header(token: &str) -> Value {
     part(token, 0)
 }
@@ -63,7 +62,6 @@ pub(crate) fn part(token: &str, number: usize) -> Value {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).expect("base64url")).expect("JSON")
 }
 
-/// Returns a script that has its input as `INPUT`.
 pub(crate) fn with_input(input: &Value, script: &str) -> String {
     format!("import json\nINPUT = json.loads(r'''{input}''')\n{script}")
 }
@@ -95,7 +93,6 @@ impl Scene {
         self.keys.path()
     }
 
-    /// The namespace of the node.
     pub(crate) fn node(&self) -> &Namespace {
         self.host.ns()
     }
@@ -140,7 +137,6 @@ impl Scene {
         self.start(fields, &[]).expect("an agent")
     }
 
-    /// Changes the record of a guest.
     pub(crate) fn change_record(&self, guest: usize, change: impl FnOnce(&mut Value)) {
         let identity = self.guests[guest].identity();
         let mut record: Value = serde_json::from_str(&identity.record(2)).expect("a record");
@@ -156,7 +152,6 @@ impl Scene {
         (fetched.status, fetched.text())
     }
 
-    /// Returns a token for an audience.
     pub(crate) fn token(&self, guest: usize, audience: &str) -> String {
         let (status, token) = self.ask(guest, &["-H", "Metadata: true"], &format!("?audience={audience}"));
         assert_eq!(status, 200, "{token}");

@@ -133,7 +133,6 @@ impl Node {
         self.verb(&["status"])
     }
 
-    /// The status with every port.
     pub(crate) fn every_port(&self) -> Result<AgentStatus> {
         self.verb(&["status", "--all"])
     }

@@ -77,7 +77,6 @@ fn wait_until_served(agent: &Agent<'_>, pod: &Pod<'_>) {
     wait_for(agent, &pod.key(), || check_own_documents(pod, METADATA.into()));
 }
 
-/// The inlet devices in a pod.
 fn inlet_devices(pod: &Pod<'_>) -> Vec<String> {
     let links = pod.network.ns().links().expect("links");
     let names = links.iter().filter_map(|link| link["ifname"].as_str().map(str::to_owned));

@@ -101,7 +101,6 @@ impl Vm {
         format!("tap{}i0", self.vmid)
     }
 
-    /// The MAC of a NIC.
     pub(super) fn mac(&self, nic: u8) -> Mac {
         let mut mac = self.identity.mac;
         mac.0[3] += nic;

@@ -33,4 +33,3 @@ pub mod record;
 pub mod schema;
 pub mod tap;
 pub mod vhost;
-pub mod wheels;
