@@ -2,7 +2,6 @@
 //! verb belongs to a program of its own, which is built when the verb is first used.
 
 mod ci;
-mod commits;
 mod fuzz;
 mod miri;
 mod start;

@@ -49,7 +49,6 @@ const RESTARTS: f64 = 0.25;
 const WARM_UP: f64 = 0.2;
 /// Time between two restarts.
 const RESTART_EVERY: Duration = Duration::from_secs(6);
-/// The interval of samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(60);
 /// The least number of samples in a short soak.
 const SAMPLES: f64 = 8.0;
@@ -310,7 +309,6 @@ struct Place {
     netns: Option<String>,
 }
 
-/// Returns the record of a guest.
 fn record(guest: &Identity, generation: u64, place: &Place) -> Result<String> {
     let mut record: Value = serde_json::from_str(&guest.record(generation))?;
     let Place { ifname, netns } = place;
@@ -519,7 +517,6 @@ struct Mark {
     handovers: u64,
 }
 
-/// Adds `more` to a count.
 fn add(count: &AtomicU64, more: u64) {
     count.fetch_add(more, Ordering::Relaxed);
 }

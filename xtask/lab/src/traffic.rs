@@ -125,7 +125,6 @@ fn sink_frames(ns: &Namespace) -> Result<u64> {
 
 // The frames of a guest's ordinary traffic.
 
-/// A kind of frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameKind {
     /// The shortest frames, such as acknowledgements and DNS.

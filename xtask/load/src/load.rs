@@ -1,16 +1,16 @@
 //! `cargo xtask load`: the agent on this host or on others, from the build to an agent that serves. On a host that has
 //! one it is an upgrade: the new agent takes over from the old one.
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use crate::facts::{Facts, Host, Hosts, Prefix};
-use crate::plan::{BINARY, CONFIG, HostStep, LIB, LOG, SERVICE, Source, Wanted};
-use crate::{facts, plan};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use serde::Serialize;
+
+use crate::facts::{self, Facts, Host, Hosts, Prefix};
+use crate::plan::{self, BINARY, CONFIG, HostStep, LIB, LOG, SERVICE, Source, Wanted};
 
 /// What `--help` says at its end.
 pub(crate) const MORE: &str = "\
@@ -296,6 +296,62 @@ pub(crate) fn show<'a>(host: &Host, steps: impl IntoIterator<Item = &'a HostStep
     }
 }
 
+// `cargo xtask unload`: opens the taps and takes away what `cargo xtask load` has put on a host.
+
+/// Which hosts to unload, and how thoroughly.
+#[derive(clap::Args)]
+pub(crate) struct UnloadArgs {
+    #[command(flatten)]
+    hosts: Hosts,
+    /// Also remove /etc/xdp-imds with configuration and records, and /var/lib/xdp-imds with token keys and what guests
+    /// wrote
+    #[arg(long)]
+    purge: bool,
+    /// Ask the hosts and print what would be done, but do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Print the results as JSON on standard output (progress always goes to standard error)
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the verb.
+pub(crate) fn unload(args: &UnloadArgs) -> Result<()> {
+    let mut rows = Vec::new();
+    let mut failure = None;
+    for host in args.hosts.list() {
+        let started = Instant::now();
+        let mut row = HostRow::new(&host, LoadOutcome::Untouched);
+        if failure.is_none() {
+            let unloaded = host.root().and_then(|root| {
+                let facts = Facts::of(&host, &root)?;
+                eprintln!("{host}: {}", facts.line());
+                facts.check_owner(&host)?;
+                (row.machine, row.from) = (facts.machine.clone(), facts.version.clone());
+                let steps = plan::unload(&facts, args.purge);
+                if args.dry_run {
+                    show(&host, &steps);
+                    return Ok(LoadOutcome::DryRun);
+                }
+                if steps.is_empty() {
+                    eprintln!("{host}: `cargo xtask load` has put nothing there");
+                    return Ok(LoadOutcome::Untouched);
+                }
+                walk(&host, &root, &steps)?;
+                Ok(LoadOutcome::Unloaded)
+            });
+            row.outcome = unloaded.unwrap_or_else(|error| {
+                failure = Some(error);
+                LoadOutcome::Failed
+            });
+        }
+        row.seconds = started.elapsed().as_secs_f64();
+        rows.push(row);
+    }
+    print(&rows, args.json)?;
+    failure.map_or(Ok(()), Err)
+}
+
 #[cfg(test)]
 mod tests {
     use super::{HostRow, LoadOutcome, table};
@@ -317,9 +373,9 @@ mod tests {
             HostRow::new(&Host::Here, LoadOutcome::Failed),
         ];
         let expected = "HOST       MACHINE   OUTCOME      SECONDS  AGENT\n\
-                        hv1        x86_64    upgraded         4.2  0.1 → 0.2\n\
-                        hv-two     x86_64    rolled back      4.2  0.2 → 0.1\n\
-                        this host  -         FAILED           0.0  -\n";
+                    hv1        x86_64    upgraded         4.2  0.1 → 0.2\n\
+                    hv-two     x86_64    rolled back      4.2  0.2 → 0.1\n\
+                    this host  -         FAILED           0.0  -\n";
         assert_eq!(table(&rows), expected);
     }
 }

@@ -3,7 +3,6 @@
 mod facts;
 mod load;
 mod plan;
-mod unload;
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
@@ -26,14 +25,14 @@ enum Verb {
     #[command(about = verbs::RUN)]
     Run(Args),
     #[command(about = verbs::UNLOAD)]
-    Unload(unload::Args),
+    Unload(load::UnloadArgs),
 }
 
 fn main() -> Result<()> {
     match Cli::parse().verb {
         Verb::Load(args) => load::run(&args),
         Verb::Run(args) => run(&args),
-        Verb::Unload(args) => unload::run(&args),
+        Verb::Unload(args) => load::unload(&args),
     }
 }
 

@@ -8,7 +8,6 @@ use crate::facts::{Facts, Input, Script};
 /// may take after SIGTERM, as in its unit.
 const ENDS_WITHIN: u32 = 45;
 
-/// One step on a host.
 #[derive(Clone, Debug)]
 pub(crate) struct HostStep {
     /// What it does, for progress and dry runs.

@@ -2,17 +2,20 @@
 //!
 //! A hypervisor here is a network namespace with taps, and in it an sshd that sees processes and files of its own.
 
-#[path = "loading/guests.rs"]
-mod guests;
 #[path = "loading/hypervisor.rs"]
 mod hypervisor;
 
-use guests::Asking;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
 use hypervisor::{Hypervisor, Init, PLACES, Site};
 use serde_json::Value;
-use std::net::TcpListener;
 use testbed::answers::PATHS;
 use testbed::eventually::eventually;
+use testbed::guest::Guest;
 use testbed::privileged;
 
 /// The states of hosts in the results, in order.
@@ -74,7 +77,7 @@ fn after_an_unload_no_guest_is_answered_and_nothing_is_left() {
         let site = Site::new(1, init);
         site.succeeds(&["load", "--agent", &site.agent("first"), "--config", &site.config()]);
         let one = &site.hypervisors[0];
-        one.guests[0].fetch_own(PATHS[0], guests::PATIENCE).expect("an answer");
+        one.guests[0].fetch_own(PATHS[0], PATIENCE).expect("an answer");
 
         assert_eq!(outcomes(&site.succeeds(&["unload"])), ["unloaded"]);
         assert_eq!(one.present(), ["/etc/xdp-imds", "/var/lib/xdp-imds"], "{init:?}");
@@ -83,7 +86,7 @@ fn after_an_unload_no_guest_is_answered_and_nothing_is_left() {
             !one.host.ns().ip("link").expect("links").contains("prog/xdp"),
             "{init:?}: a program is left"
         );
-        let error = one.guests[0].fetch(PATHS[0], guests::SILENCE).expect_err("nobody answers");
+        let error = one.guests[0].fetch(PATHS[0], SILENCE).expect_err("nobody answers");
         assert!(format!("{error:#}").contains("timed out"), "{init:?}: {error:#}");
         assert_eq!(outcomes(&site.succeeds(&["unload", "--purge"])), ["unloaded"]);
         assert_eq!(one.present(), Vec::<&str>::new(), "{init:?}");
@@ -106,7 +109,7 @@ fn a_host_loads_itself_without_ssh_and_serves_a_directory_of_records() {
     record["network"]["nics"][0]["port"] = serde_json::json!({"ifname": guest.host_tap().name()});
     one.give(&site.file("record", &record.to_string()), "guest.yaml");
     one.on("install -m 0640 /srv/files/guest.yaml /etc/xdp-imds/records.d");
-    eventually(guests::PATIENCE, || guest.fetch_own(PATHS[0], guests::SILENCE)).expect("an answer");
+    eventually(PATIENCE, || guest.fetch_own(PATHS[0], SILENCE)).expect("an answer");
     let unloaded = one.on("/srv/files/verb unload --purge");
     assert!(unloaded.contains(" unloaded "), "{unloaded}");
     assert_eq!(one.present(), Vec::<&str>::new());
@@ -213,4 +216,76 @@ fn the_host_of_a_package_is_refused_with_the_way_to_go_on() {
         assert!(said.contains("apt-get install") && said.contains("apt-get purge"), "{words:?}: {said}");
         assert!(PLACES.iter().all(|place| !site.hypervisors[0].present().contains(place)), "{words:?}");
     }
+}
+
+// Guests that ask again and again while something else happens.
+
+/// Limit for each request that must be answered, also if it waits for the next agent on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two requests of a guest. It leaves time to the hypervisors, which share the processors with their guests.
+const PAUSE: Duration = Duration::from_millis(10);
+/// How long a request waits that must not be answered: three SYNs.
+const SILENCE: Duration = Duration::from_secs(4);
+
+/// Threads of guests that ask.
+struct Asking {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<(u64, Vec<String>)>>,
+}
+
+/// What all guests got.
+#[derive(Debug)]
+struct AnswerTally {
+    /// Requests answered from the guest's own record.
+    answered: u64,
+    failures: Vec<String>,
+    fewest: u64,
+}
+
+impl AnswerTally {
+    fn every_guest_was_answered(&self) -> bool {
+        self.fewest > 0
+    }
+}
+
+impl Asking {
+    /// Lets every guest of the site ask for its documents in turn.
+    fn start(site: &Site) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let guests = site.hypervisors.iter().flat_map(|one| &one.guests);
+        let threads = guests.map(|guest| {
+            let (guest, stop) = (Arc::clone(guest), Arc::clone(&stop));
+            std::thread::spawn(move || ask(&guest, &stop))
+        });
+        Self { threads: threads.collect(), stop }
+    }
+
+    /// Ends the requests.
+    fn stop(self) -> AnswerTally {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut asked = AnswerTally { answered: 0, failures: Vec::new(), fewest: u64::MAX };
+        for thread in self.threads {
+            let (answered, failures) = thread.join().expect("asking does not panic");
+            asked.answered += answered;
+            asked.fewest = asked.fewest.min(answered);
+            asked.failures.extend(failures);
+        }
+        println!("{} requests, {} failed", asked.answered, asked.failures.len());
+        asked
+    }
+}
+
+fn ask(guest: &Guest, stop: &AtomicBool) -> (u64, Vec<String>) {
+    let (mut answered, mut failures) = (0, Vec::new());
+    for path in PATHS.iter().cycle() {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        match guest.fetch_own(path, PATIENCE) {
+            Ok(_) => answered += 1,
+            Err(error) => failures.push(format!("{error:#}")),
+        }
+        std::thread::sleep(PAUSE);
+    }
+    (answered, failures)
 }

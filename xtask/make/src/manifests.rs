@@ -20,9 +20,8 @@ use std::fs;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use testbed::packages::{self, PYTHON};
 use testbed::schema::Schemas;
-use testbed::wheels;
-use testbed::wheels::PYTHON;
 
 /// The verb has no options.
 #[derive(clap::Args)]
@@ -241,7 +240,7 @@ impl Tools {
     /// Installs the tools once for each version of the requirements.
     fn install() -> Result<Self> {
         shell::tools::ensure(&[("python3", "python3"), ("pip3", "python3-pip")])?;
-        let root = wheels::install(REQUIREMENTS, &shell::target(), "manifest-tools")?;
+        let root = packages::install_wheels(REQUIREMENTS, &shell::target(), "manifest-tools")?;
         Ok(Self { root })
     }
 

@@ -60,7 +60,6 @@ pub(super) struct Traffic {
     pub(super) dhcp_before: usize,
 }
 
-/// Reads a dump of the NIC with the MAC `nic`.
 pub(super) fn read(dump: &[u8], nic: Mac) -> Result<Traffic> {
     let magic = word(dump, 0).context("the packet dump is empty")?;
     ensure!(magic == MAGIC, "the packet dump starts with {magic:#x}, not with {MAGIC:#x}");

@@ -28,7 +28,6 @@ const NAME_PATIENCE: Duration = Duration::from_secs(5);
 /// MTUs that a tap may get. None is smaller than the MSS that the guest announces.
 const MTUS: [u16; 4] = [1_500, 1_600, 3_000, 9_000];
 
-/// A change to one guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GuestChange {
     /// Delete its tap and make it again under the same name.

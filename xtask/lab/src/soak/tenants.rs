@@ -354,7 +354,6 @@ fn progress(watch: &TenantsWatch<'_>, began: Instant, length: Duration, vms: &[N
 // The attacks, one in each row of [`ATTACKS`]. Each runs in a thread of its own from the first to the last minute, and
 // takes away all that it made.
 
-/// One attack.
 struct Attack {
     /// Its name, as for `--only`.
     name: &'static str,
@@ -370,7 +369,6 @@ macro_rules! attacks {
     };
 }
 
-/// All attacks.
 const ATTACKS: &[Attack] = attacks! {
     "equal-uuid", "a VM with the firmware UUID of another tenant's reads and overwrites its state", guests::equal_uuid;
     "equal-uuid-slow", "such a VM holds 140 slow connections in the account that it shares", guests::equal_uuid_slow;
@@ -391,7 +389,6 @@ const ATTACKS: &[Attack] = attacks! {
     "proxmox-bomb", "a description of 823 bytes with the same anchors", guests::bomb;
 };
 
-/// Returns the attacks of these names, or all.
 fn chosen(names: &[String]) -> Result<Vec<&'static Attack>, String> {
     let find = |name: &String| {
         let found = ATTACKS.iter().find(|attack| attack.name == *name);

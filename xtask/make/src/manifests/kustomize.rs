@@ -156,7 +156,6 @@ pub(super) fn findings(objects: &[Value]) -> Vec<String> {
     found
 }
 
-/// Returns the values at a path.
 fn places<'a>(object: &'a Value, path: &str) -> Vec<&'a Value> {
     path.split('/').fold(vec![object], |places, step| {
         let next = |place: &'a Value| match step {

@@ -147,7 +147,6 @@ fn instance_id(document: &str) -> Option<String> {
     document["instanceId"].as_str().map(str::to_owned)
 }
 
-/// A pod with a served guest.
 fn served<'a>(ground: &Ground<'a>, namespace: &str, uuid: Option<&str>) -> Result<(Pod<'a>, Guest)> {
     let pod = ground.node.pod(namespace)?;
     pod.user_data(format!("#cloud-config\n# {}\n", pod.uid).as_bytes())?;
@@ -504,7 +503,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The most bytes of an answer that are read.
 const ANSWER_MAX: u64 = 4 << 20;
 
-/// An answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HttpAnswer {
     pub(super) status: u16,
