@@ -63,63 +63,18 @@ fn every_request_of_http_1_1_has_one_valid_host() {
 
 #[test]
 fn a_host_is_a_name_or_address_with_an_optional_port() {
-    let valid = [
-        "",
-        "x",
-        "metadata",
-        "metadata.google.internal",
-        "metadata.google.internal.",
-        "METADATA_1~a",
-        "a%2db",
-        "a!$&'()*+,;=b",
-        "169.254.169.254",
-        "169.254.169.254:80",
-        "169.254.169.254:",
-        ":80",
-        "[fd00:ec2::254]",
-        "[fd00:ec2::254]:80",
-        "[FE80::A9FE:A9FE]",
-        "[::ffff:169.254.169.254]",
-        "[fe80::a9fe:a9fe%25eth0]",
-        "[fe80::a9fe:a9fe%eth0]:80",
-        "[v1.x:y]",
-    ];
-    let invalid = [
-        "a b",
-        "a\tb",
-        "a/b",
-        "http://x",
-        "user@x",
-        "x:80:80",
-        "x:http",
-        "x:-1",
-        "x?y",
-        "x#y",
-        "a\\b",
-        "a\"b",
-        "<x>",
-        "a%2",
-        "a%zz",
-        "fd00:ec2::254",
-        "[fd00:ec2::254",
-        "fd00:ec2::254]",
-        "[fd00:ec2::254]x",
-        "[fd00:ec2::254]:x",
-        "[x]",
-        "[]",
-        "[169.254.169.254]",
-        "[fe80::1%]",
-        "[fe80::1%a/b]",
-        "[v.x]",
-        "[v1.]",
-        "[vg.x]",
-        "m\u{e9}tadata",
-    ];
+    let valid = "x metadata metadata.google.internal metadata.google.internal. METADATA_1~a a%2db \
+                 a!$&'()*+,;=b 169.254.169.254 169.254.169.254:80 169.254.169.254: :80 [fd00:ec2::254] \
+                 [fd00:ec2::254]:80 [FE80::A9FE:A9FE] [::ffff:169.254.169.254] [fe80::a9fe:a9fe%25eth0] \
+                 [fe80::a9fe:a9fe%eth0]:80 [v1.x:y]";
+    let invalid = "a\tb a/b http://x user@x x:80:80 x:http x:-1 x?y x#y a\\b a\"b <x> a%2 a%zz fd00:ec2::254 \
+                 [fd00:ec2::254 fd00:ec2::254] [fd00:ec2::254]x [fd00:ec2::254]:x [x] [] [169.254.169.254] \
+                 [fe80::1%] [fe80::1%a/b] [v.x] [v1.] [vg.x] m\u{e9}tadata";
     let request = |host: &str| format!("GET /some HTTP/1.1\r\nHost: {host}\r\n\r\n");
-    let with = |hosts: &[&str], status: u16| -> Vec<(String, u16)> {
-        hosts.iter().map(|host| (request(host), status)).collect()
+    let with = |hosts: &str, one: &str, status: u16| -> Vec<(String, u16)> {
+        hosts.split(' ').chain([one]).map(|host| (request(host), status)).collect()
     };
-    let requests = [with(&valid, 200), with(&invalid, 400)].concat();
+    let requests = [with(valid, "", 200), with(invalid, "a b", 400)].concat();
     let rows: Vec<_> =
         requests.iter().map(|(request, status)| ("9110 §7.2", request.as_str(), *status)).collect();
     assert_rows(&rows);

@@ -12,7 +12,7 @@ mod targets;
 
 use std::fs;
 use std::path::PathBuf;
-use std::sync::MutexGuard;
+use std::sync::{LazyLock, MutexGuard};
 
 use fastrand::Rng;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -136,72 +136,14 @@ fn random_texts_cost_what_they_weigh_too() {
 // length in bytes.
 
 /// The characters of random words: letters, marks of YAML, JSON and XML, and odd ones of Unicode.
-const CHARACTERS: &[&str] = &[
-    "a",
-    "0",
-    "9",
-    " ",
-    "\n",
-    "\r\n",
-    "\t",
-    ":",
-    ": ",
-    "- ",
-    ",",
-    "[",
-    "]",
-    "{",
-    "}",
-    "\"",
-    "'",
-    "&a ",
-    "*a",
-    "<<: ",
-    "? ",
-    "|",
-    ">",
-    "#",
-    " #",
-    "!",
-    "!!str ",
-    "%",
-    "@",
-    "`",
-    "\\",
-    "\\u0000",
-    "\\x41",
-    "---\n",
-    "...\n",
-    "~",
-    "null",
-    "true",
-    "yes",
-    "1e999",
-    "0x",
-    "-",
-    ".",
-    "<",
-    ">",
-    "&amp;",
-    "<![CDATA[",
-    "]]>",
-    "<!--",
-    "/",
-    "=",
-    "\u{feff}",
-    "\u{0}",
-    "\u{7f}",
-    "\u{85}",
-    "\u{a0}",
-    "\u{2028}",
-    "\u{202e}",
-    "\u{301}",
-    "\u{fffd}",
-    "\u{10ffff}",
-    "é",
-    "😀",
-    "\u{1b}[2J",
-];
+static CHARACTERS: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    "\
+    a·0·9· ·\n·\r\n·\t·:·: ·- ·,·[·]·{·}·\"·'·&a ·*a·<<: ·? ·|·>·#· #·!·!!str ·%·@·`·\\·\\u0000·\\x41·\
+    ---\n·...\n·~·null·true·yes·1e999·0x·-·.·<·>·&amp;·<![CDATA[·]]>·<!--·/·=·\u{feff}·\u{0}·\u{7f}·\
+    \u{85}·\u{a0}·\u{2028}·\u{202e}·\u{301}·\u{fffd}·\u{10ffff}·é·😀·\u{1b}[2J"
+        .split('·')
+        .collect()
+});
 
 fn list(item: &str, bytes: usize) -> String {
     vec![item; (bytes / (item.len() + 1)).max(1)].join(",")

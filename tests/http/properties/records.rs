@@ -53,26 +53,10 @@ fn payload(bytes: &[u8], as_text: bool) -> Value {
 }
 
 fn metadata() -> impl Strategy<Value = BTreeMap<String, String>> {
-    let odd = [
-        "0",
-        "00",
-        "1-x",
-        ".",
-        "..",
-        "_index",
-        "-",
-        "instance-id",
-        "dsmode",
-        "user-data",
-        "ssh-keys",
-        "user_data",
-        "ssh_authorized_keys",
-        "admin_pass",
-        "startup-script",
-        "iam",
-        "latest",
-    ];
-    let key = prop_oneof![2 => "[A-Za-z0-9._-]{1,12}", 1 => select(odd.to_vec()).prop_map(str::to_owned)];
+    let odd = "0 00 1-x . .. _index - instance-id dsmode user-data ssh-keys user_data \
+               ssh_authorized_keys admin_pass startup-script iam latest";
+    let odd: Vec<_> = odd.split(' ').collect();
+    let key = prop_oneof![2 => "[A-Za-z0-9._-]{1,12}", 1 => select(odd).prop_map(str::to_owned)];
     let value = prop_oneof![2 => "[ -~]{0,20}", 1 => any::<String>(), 1 => "[a-z]\n[a-z]\n?"];
     btree_map(key, value, 0..6)
 }
