@@ -303,8 +303,8 @@ pub(crate) fn show<'a>(host: &Host, steps: impl IntoIterator<Item = &'a HostStep
 pub(crate) struct UnloadArgs {
     #[command(flatten)]
     hosts: Hosts,
-    /// Also remove /etc/xdp-imds with configuration and records, and /var/lib/xdp-imds with token keys and what guests
-    /// wrote
+    /// Also remove /etc/xdp-imds with configuration and records, /var/lib/xdp-imds with token keys and what guests
+    /// wrote, and /var/log/xdp-imds
     #[arg(long)]
     purge: bool,
     /// Ask the hosts and print what would be done, but do nothing

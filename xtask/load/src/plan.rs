@@ -179,7 +179,7 @@ pub(crate) fn unload(facts: &Facts, purge: bool) -> Vec<HostStep> {
         steps.push(step(says, include_str!("scripts/unload.sh"), &[&words[0]], Input::Nothing));
     }
     if purge {
-        let says = format!("remove configuration, records and {STATE}");
+        let says = format!("remove configuration, records, {STATE} and {LOGS}");
         steps.push(step(says, include_str!("scripts/purge.sh"), &[], Input::Nothing));
     }
     steps
@@ -197,6 +197,8 @@ pub(crate) const CONFIG: &str = "/etc/xdp-imds/config.yaml";
 const RECORDS: &str = "/etc/xdp-imds/records.d";
 /// Keys, what guests wrote, and the last records.
 pub(crate) const STATE: &str = "/var/lib/xdp-imds";
+/// Audit logs and the files of sinks. The unit makes it.
+const LOGS: &str = "/var/log/xdp-imds";
 /// Sockets.
 const RUN: &str = "/run/xdp-imds";
 /// Where systemd runs: the service and its unit.
@@ -227,6 +229,7 @@ pub(crate) fn assignments() -> String {
         ("config", CONFIG),
         ("records", RECORDS),
         ("state", STATE),
+        ("logs", LOGS),
         ("run", RUN),
         ("service", SERVICE),
         ("unit", UNIT),

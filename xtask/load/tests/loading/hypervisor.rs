@@ -22,7 +22,7 @@ const UP_WITHIN: Duration = Duration::from_secs(20);
 /// Limit until the processes of a hypervisor are gone.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
 /// What a load may leave on a host.
-pub(crate) const PLACES: [&str; 8] = [
+pub(crate) const PLACES: [&str; 9] = [
     "/etc/systemd/system/xdp-imds.service",
     "/etc/xdp-imds",
     "/run/xdp-imds",
@@ -30,6 +30,7 @@ pub(crate) const PLACES: [&str; 8] = [
     "/usr/local/bin/xdp-imds",
     "/usr/local/lib/xdp-imds",
     "/var/lib/xdp-imds",
+    "/var/log/xdp-imds",
     "/var/log/xdp-imds.log",
 ];
 
