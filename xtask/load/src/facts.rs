@@ -116,10 +116,12 @@ impl Facts {
     /// Describes the host in one line.
     pub(crate) fn line(&self) -> String {
         let init = if self.systemd { "systemd" } else { "no systemd" };
-        let agent = match (&self.version, self.runs()) {
-            (Some(version), true) => format!("runs {version}"),
-            (Some(version), false) => format!("has {version}, which does not run"),
-            (None, _) => "has no agent".into(),
+        let agent = match (&self.package, &self.version, self.runs()) {
+            (Some((_, package)), ..) => format!("has the package {package}"),
+            (None, Some(version), true) => format!("runs {version}"),
+            (None, Some(version), false) => format!("has {version}, which does not run"),
+            (None, None, _) if self.foreign_unit => "has an agent of another origin".into(),
+            (None, None, _) => "has no agent".into(),
         };
         format!("{}, Linux {}, {init}; {agent}", self.machine, self.kernel)
     }
@@ -268,8 +270,18 @@ impl Host {
                 let user = self.run(&Vec::new(), &probe).with_context(|| {
                     format!("cannot run a command on {name}; `ssh {name} true` must work first")
                 })?;
+                if user.trim() == "0" {
+                    return Ok(Vec::new());
+                }
                 // Nobody is there to type a password.
-                Ok(if user.trim() == "0" { Vec::new() } else { vec!["sudo".into(), "-n".into()] })
+                let sudo = vec!["sudo".into(), "-n".into()];
+                self.run(&sudo, &probe).with_context(|| {
+                    format!(
+                        "cannot become root on {name}: `ssh {name} sudo -n true` must work first; allow the user \
+                         NOPASSWD in sudoers, or log in as root (`--ssh-option=-oUser=root`)"
+                    )
+                })?;
+                Ok(sudo)
             }
         }
     }
@@ -353,12 +365,14 @@ mod tests {
     #[test]
     fn an_agent_of_somebody_else_is_refused_with_the_way_to_go_on() {
         let of = |line: &str| Facts::parse(&format!("machine=x86_64\n{line}\n")).expect("facts");
-        for (line, remedy) in [
-            ("package=dpkg xdp-imds", "apt-get install"),
-            ("package=rpm xdp-imds", "dnf install"),
-            ("unit=foreign", "systemctl edit"),
+        for (line, shown, remedy) in [
+            ("package=dpkg xdp-imds", "has the package xdp-imds", "apt-get install"),
+            ("package=rpm xdp-imds", "has the package xdp-imds", "dnf install"),
+            ("unit=foreign", "of another origin", "systemctl edit"),
         ] {
-            let error = of(line).check_owner(&Host::Here).expect_err(line).to_string();
+            let facts = of(line);
+            assert!(facts.line().contains(shown), "{}", facts.line());
+            let error = facts.check_owner(&Host::Here).expect_err(line).to_string();
             assert!(error.contains(remedy), "{line}: {error}");
         }
         assert_eq!(of("package=rpm x").package, Some((Manager::Rpm, "x".into())));
