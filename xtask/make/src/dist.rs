@@ -312,6 +312,7 @@ const RPM_OUTSIDE: &str = r#"
     rpm --root "$1" --erase --nodeps xdp-imds
     test ! -e "$1/usr/bin/xdp-imds"
     test -e "$1/etc/xdp-imds/config.yaml.rpmsave"
+    test ! -e "$1/usr/share/doc/xdp-imds"
 "#;
 
 /// Tries every package for this machine's architecture in the directory of a release.

@@ -22,11 +22,14 @@ One agent per node answers the metadata addresses of clouds (169.254.169.254 and
 dialects that cloud-init and others speak. An XDP program on each VM's tap steers those packets to the agent.";
 
 /// Directories of the package, with their modes. Records contain secrets.
-const DIRECTORIES: [(&str, u16); 6] = [
+const DIRECTORIES: [(&str, u16); 9] = [
     ("/etc/xdp-imds", 0o700),
     ("/etc/xdp-imds/libvirt", 0o755),
     ("/etc/xdp-imds/records.d", 0o755),
     ("/usr/share/doc/xdp-imds", 0o755),
+    ("/usr/share/doc/xdp-imds/examples", 0o755),
+    ("/usr/share/doc/xdp-imds/operate", 0o755),
+    ("/usr/share/doc/xdp-imds/reference", 0o755),
     ("/usr/share/licenses/xdp-imds", 0o755),
     ("/usr/share/xdp-imds", 0o755),
 ];
