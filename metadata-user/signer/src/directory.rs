@@ -66,7 +66,7 @@ pub enum DirectoryError {
         algorithm: Algorithm,
     },
     /// Other users can read a key.
-    #[error("expected {} to be private, found mode {mode:o}; run: chmod 600 FILE", path.display())]
+    #[error("expected {} to be private, found mode {mode:o}; run: chmod 600 {}", path.display(), path.display())]
     Exposed {
         /// The file.
         path: PathBuf,
