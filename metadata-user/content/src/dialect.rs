@@ -81,6 +81,7 @@ use crate::record::{self, Dialects, Record};
 use crate::store::path::Canonical;
 use crate::store::{Host, Interner, RequestLimit, Responses, UnrenderedDialects, VmState};
 use route_builder::RouteBuilder;
+pub use yaml::document as yaml_document;
 
 // What each module states of its dialect, once. `computation_timeout`, the tests of conditions and the book use it.
 

@@ -131,6 +131,15 @@ impl FeedError {
         }
     }
 
+    /// What was found, for a check that says itself what it expected.
+    #[must_use]
+    pub fn found(&self) -> String {
+        match self {
+            Self::Io { path, error, .. } => format!("{}: {error}{}", path.display(), home_hint(path, error)),
+            error => error.to_string(),
+        }
+    }
+
     /// The VM whose record cannot be used, if the source tells it.
     #[must_use]
     pub fn vm(&self) -> Option<&RejectedVm> {

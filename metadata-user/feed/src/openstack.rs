@@ -136,3 +136,30 @@ impl Default for NovaOptions {
         Self { url: "http://127.0.0.1:8775".into(), secret: DEFAULT_SECRET.into(), tls: TlsFiles::default() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{InstanceOrigin, NovaOptions, OpenstackOptions, OpenstackSource, TlsFiles};
+    use crate::source::Source as _;
+
+    #[test]
+    fn checks_name_each_file_that_is_absent_by_itself() {
+        let absent = "/absent/file";
+        let nova = NovaOptions { secret: absent.into(), ..NovaOptions::default() };
+        let tls = TlsFiles { ca: Some(absent.into()), ..TlsFiles::default() };
+        let with_ovn = OpenstackOptions { nova, tls, ..OpenstackOptions::default() };
+        let libvirt = InstanceOrigin::Libvirt;
+        let without_ovn = OpenstackOptions { instances: libvirt, domains: absent.into(), ..with_ovn.clone() };
+        for (options, names) in [
+            (with_ovn, ["openstack.configuration", "openstack.secret"]),
+            (without_ovn, ["openstack.domains", "openstack.secret"]),
+        ] {
+            let checks = OpenstackSource::new(options).preflight();
+            assert_eq!(checks.iter().map(|check| check.name).collect::<Vec<_>>(), names);
+            for check in checks {
+                assert!(check.found.contains("/absent/file"), "{check:?}");
+                assert!(check.found.contains("No such file or directory"), "{check:?}");
+            }
+        }
+    }
+}

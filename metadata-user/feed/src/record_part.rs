@@ -5,6 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use metadata_common::run::is_home;
 use metadata_content::parser;
 use metadata_content::record::{Record, RecordError, RecordLimits, USER_DATA_MAX, Warning};
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -106,7 +107,7 @@ fn payload(files: &Path, source: &str) -> Result<Vec<u8>, PartError> {
     match read(&real, most).map_err(unreadable)? {
         Some(bytes) if bytes.len() <= most => Ok(bytes),
         Some(_) => wrong("at most 1 MiB; gzip is taken by cloud-init", "more"),
-        None => Err(unreadable(io::ErrorKind::NotFound.into())),
+        None => Err(unreadable(Errno::NOENT.into())),
     }
 }
 

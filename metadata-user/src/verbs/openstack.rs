@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand};
+use metadata_content::dialect::yaml_document;
 use metadata_feed::openstack::DEFAULT_SECRET;
 use metadata_feed::openstack::import::{FILES, NeutronSettings};
 use std::io::Write;
@@ -57,7 +58,37 @@ impl OpenstackArgs {
         for remark in &settings.remarks {
             writeln!(remarks, "{remark}")?;
         }
-        writeln!(out, "{}", serde_json::to_string_pretty(&settings.section())?)?;
+        // A block of YAML, because operators append it to their configuration.
+        write!(out, "{}", yaml_document(&settings.section()))?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use std::fs;
+
+    #[test]
+    fn the_section_continues_a_configuration() {
+        for (settings, url) in [
+            ("[DEFAULT]\n", "http://127.0.0.1:8775"),
+            (
+                "[DEFAULT]\nnova_metadata_host = fd00::2\nnova_metadata_protocol = https\n\
+                 [ovn]\novn_sb_connection = ssl:10.0.0.1:6642,ssl:[fd00::2]:6642\novn_sb_ca_cert = /etc/ovn/c #1.pem\n",
+                "https://[fd00::2]:8775",
+            ),
+        ] {
+            let room = tempfile::tempdir().expect("directory");
+            let [neutron, config] = ["metadata_agent.ini", "config.yaml"].map(|name| room.path().join(name));
+            fs::write(&neutron, settings).expect("settings");
+            let verb = Verb::Import { files: vec![neutron], secret: room.path().join("secret") };
+            let mut text = b"api: {}\n".to_vec();
+            OpenstackArgs { verb }.run(&mut text, &mut Vec::new()).expect("import");
+            fs::write(&config, text).expect("configuration");
+            let openstack = Config::read(&config).expect("valid").openstack.expect("the section");
+            assert_eq!(openstack.nova.url, url);
+        }
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Number, Value};
 const WORDS: [&str; 9] = ["y", "n", "yes", "no", "on", "off", "true", "false", "null"];
 
 /// Returns a document in block style with a final newline.
-pub(super) fn document(value: &Value) -> String {
+pub fn document(value: &Value) -> String {
     let mut text = String::new();
     node(value, 0, &mut text);
     if !text.ends_with('\n') {

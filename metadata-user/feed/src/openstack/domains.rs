@@ -7,6 +7,7 @@
 //!
 //! Nova names a tap by the first characters of its port's id, which joins the two. No tenant writes either.
 
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::path::Path;
@@ -72,7 +73,7 @@ async fn session(
         views.send_replace(Some(NodeInstances { instances, is_whole: true }));
         changes = watch.changed(Duration::ZERO).await?;
         if changes.gone {
-            return Err(io_error(&options.domains, io::ErrorKind::NotFound.into()));
+            return Err(io_error(&options.domains, Errno::NOENT.into()));
         }
     }
 }
@@ -192,7 +193,7 @@ pub(super) fn check(options: &OpenstackOptions) -> Check {
     let changes = DirectoryChanges { all: true, ..DirectoryChanges::default() };
     let (shown, mut files) = (options.domains.display(), DomainFiles::new());
     if let Err(error) = update(options, &changes, &mut files) {
-        return Check::fail(NAME, error.to_string(), READABLE, REMEDY);
+        return Check::fail(NAME, error.found(), READABLE, REMEDY);
     }
     let refused = files.values().find_map(|(_, instance)| match instance {
         NodeInstance::Refused(reason) => Some(reason),

@@ -1,5 +1,6 @@
 //! Reads the configuration of Neutron's metadata agents: oslo.config's ini files.
 
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -43,7 +44,7 @@ impl NeutronSettings {
             let named =
                 |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
             let bytes = private_file::read(path, FILE_BYTES).map_err(named)?;
-            let bytes = bytes.ok_or_else(|| named(io::ErrorKind::NotFound.into()))?;
+            let bytes = bytes.ok_or_else(|| named(Errno::NOENT.into()))?;
             values.append(&mut parse(&String::from_utf8_lossy(&bytes)));
         }
         let names = || files.iter().filter_map(|path| path.file_name()?.to_str());

@@ -17,6 +17,7 @@ use metadata_common::printable::hex;
 use metadata_content::http::StatusCode;
 use metadata_content::upstream::{UpstreamAnswer, UpstreamOrder};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use rustix::io::Errno;
 use sha2::Sha256;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -92,7 +93,7 @@ impl NovaSecret {
             Some(bytes) if bytes.trim_ascii().is_empty() => Err(std::io::Error::other("an empty file")),
             Some(bytes) if bytes.len() <= SECRET_BYTES => Ok(bytes.trim_ascii().to_owned()),
             Some(_) => Err(std::io::Error::other("a file that is too long")),
-            None => Err(std::io::ErrorKind::NotFound.into()),
+            None => Err(Errno::NOENT.into()),
         });
         match found {
             Ok(secret) => Ok(Self(secret)),

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
+use tracing::subscriber::{NoSubscriber, with_default};
 
 use super::health::{LISTED_BY, OpenstackHealth, OpenstackPeer};
-use super::nova::NovaClient;
+use super::nova::{NovaClient, NovaSecret};
 use super::ovsdb::{MonitorUpdate, MonitoredTables, OvsdbError, OvsdbRemote, OvsdbSession};
 use super::ports::{self, LocalPort, NodeInstance, NodeInstances, PortBinding};
 use super::presence::{self, NeutronPresence};
@@ -113,7 +114,7 @@ impl Source for OpenstackSource {
         if self.options.instances == InstanceOrigin::Libvirt {
             return domains::try_read(&self.options);
         }
-        let probed = NodeProbe::of(&OpenstackOptions { listed: false, ..self.options.clone() });
+        let probed = NodeProbe::of(&OpenstackOptions { listed: false, ..self.options.clone() })?;
         let away = probed.ovsdb.err().or_else(|| {
             // One server of a cluster is enough. While ovn-controller is stopped there is no chassis, and no binding.
             let is_there = probed.southbound.iter().any(|(_, found)| found == &Ok(true));
@@ -132,11 +133,27 @@ impl Source for OpenstackSource {
 
     fn preflight(&self) -> Vec<Check> {
         let mut checks = match self.options.instances {
-            InstanceOrigin::Ovn => NodeProbe::of(&self.options).checks(&self.options),
+            InstanceOrigin::Ovn => match NodeProbe::of(&self.options) {
+                Ok(probed) => probed.checks(&self.options),
+                Err(error) => vec![Check::fail(
+                    "openstack.configuration",
+                    error.to_string(),
+                    "settings of `openstack` by which the agent starts",
+                    "Correct them; `xdp-imds openstack import` prints those of Neutron's files",
+                )],
+            },
             InstanceOrigin::Libvirt => vec![domains::check(&self.options)],
         };
-        let nova = probe(async { ask_nova(&self.options).await });
-        checks.extend(nova_checks(&self.options, nova));
+        checks.extend(match NovaSecret::read(&self.options.nova.secret) {
+            Ok(_) => nova_checks(&self.options, probe(async { ask_nova(&self.options).await })),
+            Err(error) => vec![Check::fail(
+                "openstack.secret",
+                error.found(),
+                "the secret that Nova checks signatures by",
+                "Copy `metadata_proxy_shared_secret` of [neutron] in nova.conf to this file, with mode 0600; \
+                 `xdp-imds openstack import` does so from Neutron's files",
+            )],
+        });
         checks
     }
 }
@@ -146,7 +163,9 @@ fn probe<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Resul
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let runtime = Builder::new_current_thread().enable_all().build();
-            runtime.map_err(|error| error.to_string())?.block_on(work)
+            let runtime = runtime.map_err(|error| error.to_string())?;
+            // What fails is the probe's result: a log line would say it twice.
+            with_default(NoSubscriber::default(), || runtime.block_on(work))
         });
         thread.join().unwrap_or_else(|_| Err("the probe has failed".into()))
     })
@@ -223,13 +242,8 @@ struct NodeProbe {
 }
 
 impl NodeProbe {
-    fn of(options: &OpenstackOptions) -> Self {
-        let node = match NodeFollower::new(options, Arc::new(OpenstackHealth::new())) {
-            Ok(node) => node,
-            Err(error) => {
-                return Self { ovsdb: Err(error.to_string()), southbound: Vec::new(), listed: None };
-            }
-        };
+    fn of(options: &OpenstackOptions) -> Result<Self, FeedError> {
+        let node = NodeFollower::new(options, Arc::new(OpenstackHealth::new()))?;
         let ovsdb = probe(async {
             let mut tables = MonitoredTables::default();
             node.open_local(&mut tables).await.map_err(|error| error.to_string())?;
@@ -251,7 +265,7 @@ impl NodeProbe {
             (remote.to_string(), found)
         });
         let southbound = southbound.collect();
-        Self { ovsdb, southbound, listed }
+        Ok(Self { ovsdb, southbound, listed })
     }
 
     fn checks(self, options: &OpenstackOptions) -> Vec<Check> {
