@@ -13,7 +13,7 @@ use support::agent::Agent;
 use support::eventually::eventually;
 use support::guest::{Guest, Spec};
 use support::netns::{Namespace, run};
-use support::packages::{Packages, With};
+use support::packages::{NEUTRON, Packages, With};
 use support::process::terminate;
 use support::record::{Identity, replace};
 use support::tap::{Shape, Tap};
@@ -429,6 +429,46 @@ fn neutron_lists_the_agent_as_alive() {
     node.stop_controller().expect("stopped");
     node.start_controller().expect("started");
     eventually(NOTICE, || node.is_listed_as(&listed("1"))).expect("registered with the new chassis");
+}
+
+impl OvnNode {
+    /// Who is alive in the list of agents, by Neutron's own code as Debian packages it: ovn-controller, and the agent.
+    fn agent_list(&self, neutron: &Packages) -> Result<[bool; 2]> {
+        let nb_cfg = self.nbctl(&["get", "NB_Global", ".", "nb_cfg"])?;
+        let mut python = Command::new(neutron.root().join("usr/bin/python3"));
+        python.args(["-c", include_str!("agent_list.py"), &self.southbound.remote(), nb_cfg.trim()]);
+        // Packages come without compiled modules, and nobody writes to them.
+        python.env("PYTHONHOME", neutron.root().join("usr")).env("PYTHONPYCACHEPREFIX", self.room.path());
+        let list: Value = serde_json::from_str(&run(&mut python)?)?;
+        let alive = |binary: &str| {
+            let agent = list.as_array()?.iter().find(|agent| agent["binary"] == binary)?;
+            agent["alive"].as_bool().filter(|_| agent["host"] == HOST)
+        };
+        let both = ["ovn-controller", "neutron-ovn-metadata-agent"].map(alive);
+        Ok([both[0].context(list.to_string())?, both[1].context(list.to_string())?])
+    }
+}
+
+#[test]
+fn neutrons_own_list_shows_the_agent_as_alive_until_it_has_ended() {
+    let Some(neutron) = Packages::or_skip("bookworm", &NEUTRON, With::Dependencies) else { return };
+    let Some(node) = OvnNode::or_skip() else { return };
+    let agent = node.agent().expect("an agent");
+    let ask_whether_all_are_alive = || node.nbctl(&["--wait=sb", "sync"]).expect("another nb_cfg");
+    let shows = |alive| {
+        eventually(NOTICE, || {
+            let found = node.agent_list(&neutron)?;
+            ensure!(found == alive, "{found:?}");
+            Ok(())
+        })
+    };
+    ask_whether_all_are_alive();
+    ask_whether_all_are_alive();
+    shows([true, true]).expect("alive");
+    assert!(agent.stop().expect("stopped").success());
+    ask_whether_all_are_alive();
+    ask_whether_all_are_alive();
+    shows([true, false]).expect("dead");
 }
 
 #[test]

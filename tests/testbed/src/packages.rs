@@ -21,6 +21,9 @@ use crate::privileged;
 /// apt's pattern for the essential packages of a Debian system, such as a shell and basic tools. With a program's own
 /// package they make a root in which the program runs by `chroot`.
 pub const ESSENTIAL: &str = "?essential";
+/// What runs Neutron's metadata agent for OVN as on a compute node, and has the schemas of its databases.
+pub const NEUTRON: [&str; 6] =
+    [ESSENTIAL, "neutron-ovn-metadata-agent", "haproxy", "iproute2", "openvswitch-switch", "ovn-central"];
 /// Keyrings of Debian's archive, with the file names of Debian 12 and 13. If neither exists, apt uses its trusted keys.
 const KEYRINGS: [&str; 2] =
     ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];

@@ -58,7 +58,8 @@ pub(crate) struct Args {
     /// Clouds that the guests boot with; each is a case of its own
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Dialect::Nocloud, Dialect::Openstack, Dialect::Ec2])]
     dialect: Vec<Dialect>,
-    /// The subjects to measure, one after the other: xdp-imds, nginx, haproxy, neutron, pve-imds
+    /// The subjects to measure, one after the other: xdp-imds, nginx, haproxy, pve-imds, or on an OpenStack compute
+    /// node xdp-imds-nova, neutron, neutron-4. neutron is Neutron's metadata agent for OVN; neutron-4 has 4 workers
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "xdp-imds,nginx,haproxy")]
     subjects: Vec<String>,
     /// Number of rounds of each subject
@@ -117,7 +118,10 @@ pub(crate) struct Args {
     /// Also measure for this many seconds what silent guests cost
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     idle: u64,
-    /// Number of networks for haproxy and neutron, with a proxy each
+    /// Let each guest boot once before the storm, so that a server has in its caches what it keeps
+    #[arg(long)]
+    warm: bool,
+    /// Number of networks for haproxy and on an OpenStack compute node, with a proxy each for haproxy and neutron
     #[arg(long, value_name = "N", default_value_t = 8)]
     networks: usize,
     /// The program of the subject pve-imds, which serves only the dialect openstack-alone
@@ -257,9 +261,9 @@ impl Args {
     fn check(&mut self) -> Result<()> {
         for name in &self.subjects {
             ensure!(
-                name == lab::NAME || peer::PEERS.contains(&name.as_str()),
+                lab::NAMES.iter().chain(&peer::PEERS).any(|known| known == name),
                 "there is no subject `{name}`; expected one of {}, {}",
-                lab::NAME,
+                lab::NAMES.join(", "),
                 peer::PEERS.join(", ")
             );
             ensure!(

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use support::eventually::eventually;
+use support::packages::{Packages, With};
 use support::{agent, privileged, vhost};
 
 /// Options of every test.
@@ -15,12 +16,16 @@ const SMALL: [&str; 5] = ["storm", "--rounds", "1", "--subjects", "xdp-imds"];
 /// The number of guests in small storms. Zero seconds give a single wave of boots.
 const FEW: [&str; 4] = ["--vms", "32", "--seconds", "0"];
 
-/// Runs a storm and reads the results that it wrote.
+/// Runs a storm on the agent and reads the results that it wrote.
 fn storm(more: &[&str]) -> serde_json::Value {
+    run(&[&SMALL[..], more].concat())
+}
+
+fn run(words: &[&str]) -> serde_json::Value {
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("storm.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-imds-lab"));
-    command.args(SMALL).args(more).arg("--json").arg(&json);
+    command.args(words).arg("--json").arg(&json);
     command.arg("--agent").arg(agent::binary().expect("the agent is built"));
     let output = command.output().expect("the storm runs");
     let messages = String::from_utf8_lossy(&output.stderr);
@@ -105,6 +110,31 @@ fn a_recorded_storm_shows_its_guests_and_what_they_found() {
     for part in ["\"version\":2", "VMs       32", "guest-", "nocloud", "/v1/"] {
         assert!(text.contains(part), "{part}: {text}");
     }
+}
+
+/// The guests of this storm check every byte of what both agents say, and both ask the same Nova.
+#[test]
+fn guests_get_the_same_bytes_from_neutrons_agent_as_from_ours() {
+    let missing = privileged::missing().map(str::to_owned).or_else(shell::tools::missing_peers);
+    if !privileged::or_skip_for(missing.as_deref())
+        || Packages::or_skip("bookworm", &["hostname"], With::Nothing).is_none()
+    {
+        return;
+    }
+    let both = ["storm", "--rounds", "1", "--subjects", "xdp-imds-nova,neutron"];
+    let few = ["--vms", "4", "--networks", "2", "--seconds", "0", "--dialect", "openstack"];
+    let results = run(&[&both[..], &few].concat());
+    let subjects = results["cases"][0]["subjects"].as_array().expect("subjects");
+    let rounds: Vec<_> = subjects.iter().map(|subject| &subject["rounds"][0]).collect();
+    assert_eq!(rounds.len(), 2, "{results}");
+    for round in &rounds {
+        assert_eq!(
+            (round["requests"].as_u64(), round["failures"].as_u64()),
+            (Some(4 * 48), Some(0)),
+            "{round}"
+        );
+    }
+    assert_eq!(rounds[1]["asked_of_nova"], 4 * 48, "Neutron's agent asks for each answer");
 }
 
 /// Limit on each wait for the view.

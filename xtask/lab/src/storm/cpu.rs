@@ -222,9 +222,20 @@ pub(super) fn settled_kernel() -> Option<u64> {
 /// Returns the memory of these processes, and the growth of the kernel's memory since `before`.
 pub(super) fn since(before: Option<u64>, pids: &[u32]) -> Memory {
     Memory {
-        server_bytes: pids.iter().filter_map(|pid| resident(*pid)).sum(),
+        server_bytes: pids.iter().filter_map(|pid| proportional(*pid)).sum(),
         kernel_bytes: before.zip(settled_kernel()).map(|(before, now)| now.saturating_sub(before)),
     }
+}
+
+/// Returns resident memory without mapped files, and of pages that a process shares with those that it has forked only
+/// its part (Linux: Documentation/filesystems/proc.rst, smaps_rollup).
+fn proportional(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    Some((field("Pss_Anon:")? + field("Pss_Shmem:")?) << 10)
 }
 
 /// Returns resident memory without mapped files, so that libraries do not count once per process.
@@ -331,7 +342,7 @@ pub(crate) struct Settings {
 /// One server and its rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MeasuredSubject {
-    /// `xdp-imds`, `nginx`, `haproxy` or `neutron`.
+    /// The subject's name, such as `xdp-imds` or `nginx`.
     pub(crate) name: String,
     pub(crate) rounds: Vec<Round>,
 }
@@ -362,6 +373,11 @@ pub(crate) struct Round {
     /// Time from the first guest's start to the last guest's end.
     pub(crate) wall_us: f64,
     pub(crate) cpu: Cpu,
+    /// Requests that Nova had during the round, and before it since the server's start, if there is one.
+    #[serde(default)]
+    pub(crate) asked_of_nova: Option<u64>,
+    #[serde(default)]
+    pub(crate) asked_ahead: Option<u64>,
     /// CPU time of the signer of identity tokens, which `cpu` includes, if there is one.
     #[serde(default)]
     pub(crate) signer_us: Option<f64>,
@@ -468,7 +484,7 @@ impl Cpu {
 /// The memory that a subject takes with all guests attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Memory {
-    /// Resident memory of the subject's processes.
+    /// Resident memory of the subject's processes. What they share counts once.
     pub(crate) server_bytes: u64,
     /// Growth of the kernel's own memory, 0 if it shrank; `None` if the kernel does not report it.
     pub(crate) kernel_bytes: Option<u64>,

@@ -120,7 +120,19 @@ pub(crate) const FIGURES: &[Figure] = &[
         name: "requests repeated",
         unit: Unit::Count,
         threshold: None,
-        of: |r, _| (!r.events.is_empty()).then_some(r.retries as f64),
+        of: |r, _| (!r.events.is_empty() || r.retries > 0).then_some(r.retries as f64),
+    },
+    Figure {
+        name: "asked of Nova / boot",
+        unit: Unit::Count,
+        threshold: Some(0.05),
+        of: |r, _| r.asked_of_nova.map(|asked| asked as f64 / r.boots.max(1) as f64),
+    },
+    Figure {
+        name: "asked ahead / VM",
+        unit: Unit::Count,
+        threshold: None,
+        of: |r, s| r.asked_ahead.filter(|_| s.vms > 0).map(|asked| asked as f64 / f64::from(s.vms)),
     },
     Figure {
         name: "answered, no agent",
@@ -274,6 +286,9 @@ pub(super) fn line(round: &Round) -> String {
         round.cpu.host_us() / requests,
         (round.cpu.server_user_us + round.cpu.server_system_us) / requests,
     );
+    if let (Some(during), Some(ahead)) = (round.asked_of_nova, round.asked_ahead) {
+        let _ = write!(text, ", asked of Nova: {during}, and {ahead} ahead");
+    }
     if let Some(signer_us) = round.signer_us {
         let _ = write!(text, ", signer {:.1} µs/request", signer_us / requests);
     }

@@ -18,7 +18,7 @@ use support::process;
 use super::cpu;
 use super::cpu::Disturbed;
 use super::guest::{Command as Order, Orders, Outcome, Prices, Reply, TAP_GROUP, Wires};
-use super::peer::{Disturbance, Running, Scene, Subject, pinned};
+use super::peer::{ComputeNode, ComputeSite, Disturbance, Running, Scene, Subject, pinned};
 use crate::control_group::ControlGroup;
 
 /// A node with taps, and the generator of its guests.
@@ -272,10 +272,15 @@ pub(super) fn all(
     Ok(done)
 }
 
-// The storm's subject xdp-imds: the agent as an operator runs it, with a record for each guest.
+// The storm's subjects xdp-imds: the agent as an operator runs it, with a record for each guest, or on an OpenStack
+// compute node.
 
 /// The name of the subject in tables and files.
 pub(super) const NAME: &str = "xdp-imds";
+/// The name of the one on a compute node, which asks Nova.
+pub(super) const NOVA: &str = "xdp-imds-nova";
+/// The names of both.
+pub(super) const NAMES: [&str; 2] = [NAME, NOVA];
 /// The longest time the agent may take to read all records and attach all taps, or to stop.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The number of looks without a change after which the agent has published all answers, and their interval.
@@ -290,6 +295,9 @@ pub(super) struct Agent {
     pub(super) records: PathBuf,
     /// Further lines of its YAML configuration, for comparisons of settings.
     pub(super) configuration: String,
+    /// The number of networks of the compute node, if the agent runs on one and has no records.
+    networks: Option<usize>,
+    site: Option<ComputeSite>,
     directory: Option<tempfile::TempDir>,
     /// The directory for pinned links and maps; `None` if nothing is pinned.
     pins: Option<Bpffs>,
@@ -298,7 +306,12 @@ pub(super) struct Agent {
 impl Agent {
     /// Describes an agent of `binary` that serves `records`. It does not run yet.
     pub(super) fn new(binary: PathBuf, records: PathBuf, configuration: String, pins: Option<Bpffs>) -> Self {
-        Self { binary, records, configuration, directory: None, pins }
+        Self { binary, records, configuration, networks: None, site: None, directory: None, pins }
+    }
+
+    /// The same agent on an OpenStack compute node with this number of networks.
+    pub(super) fn on_compute_node(self, networks: usize) -> Self {
+        Self { networks: Some(networks), ..self }
     }
 
     fn file(&self, name: &str) -> Result<PathBuf> {
@@ -308,7 +321,7 @@ impl Agent {
 
 impl Subject for Agent {
     fn name(&self) -> &'static str {
-        NAME
+        if self.networks.is_some() { NOVA } else { NAME }
     }
 
     fn version(&self) -> Result<String> {
@@ -317,6 +330,12 @@ impl Subject for Agent {
 
     fn prepare(&mut self, scene: &Scene<'_>) -> Result<()> {
         self.directory = Some(tempfile::tempdir()?);
+        if let Some(networks) = self.networks {
+            let site = ComputeSite::lay_out(scene.tenants, networks)?;
+            let text = format!("{}\n{}", self.configuration, serde_yaml::to_string(&site.section())?);
+            self.site = Some(site);
+            return Ok(fs::write(self.file("config.yaml")?, text)?);
+        }
         let mut text = format!("{}\nports:\n", self.configuration.trim_end());
         for tenant in scene.tenants {
             writeln!(text, "- {{ifname: {}, mac: \"{}\"}}", tenant.tap, tenant.mac)?;
@@ -325,13 +344,14 @@ impl Subject for Agent {
     }
 
     fn start<'a>(&'a self, scene: &'a Scene<'a>) -> Result<Box<dyn Running + 'a>> {
-        // An agent that knows what the guests of a former round have sent would answer first requests in the kernel.
+let compute = self.site.as_ref().map(|site| site.start(scene)).transpose()?;
+        // Neither the guests of a former round nor its snapshot must help this one.
         let state = self.file("state")?;
         if state.exists() {
             fs::remove_dir_all(state)?;
         }
-        let mut serving =
-            Serving { child: self.spawn(scene, false)?, agent: self, scene, log: self.file("log")? };
+        let child = self.spawn(scene, false)?;
+        let mut serving = Serving { child, agent: self, scene, log: self.file("log")?, compute };
         serving.wait(scene.tenants.len())?;
         Ok(Box::new(serving))
     }
@@ -342,7 +362,10 @@ impl Agent {
     fn spawn(&self, scene: &Scene<'_>, takeover: bool) -> Result<Child> {
         let mut command = pinned(&self.binary, scene.pinned);
         command.args(["serve", "--metrics", &METRICS.to_string()]);
-        command.arg("--config").arg(self.file("config.yaml")?).arg("--records").arg(&self.records);
+        command.arg("--config").arg(self.file("config.yaml")?);
+        if self.networks.is_none() {
+            command.arg("--records").arg(&self.records);
+        }
         command.arg("--state").arg(self.file("state")?).env("NO_COLOR", "1");
         command.arg("--run").arg(self.file("run")?);
         match &self.pins {
@@ -364,6 +387,8 @@ struct Serving<'a> {
     agent: &'a Agent,
     scene: &'a Scene<'a>,
     log: PathBuf,
+    /// The rest of the compute node, if it is on one. It ends after the agent.
+    compute: Option<ComputeNode>,
 }
 
 impl Serving<'_> {
@@ -412,6 +437,10 @@ impl Running for Serving<'_> {
     /// The signer is the agent's only child.
     fn signer(&self) -> Option<u32> {
         cpu::child_of(self.child.id())
+    }
+
+    fn asked_of_nova(&self) -> Result<Option<u64>> {
+        self.compute.as_ref().map(ComputeNode::asked_of_nova).transpose()
     }
 
     fn run_directory(&self) -> Option<PathBuf> {

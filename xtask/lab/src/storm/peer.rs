@@ -1,17 +1,21 @@
 //! The subjects of a storm, and the peers among them.
 
+mod neutron;
 mod servers;
 
 #[cfg(test)]
 mod tests;
 
+/// What an OpenStack compute node has for its metadata agent.
+pub(crate) use neutron::{ComputeNode, ComputeSite};
 /// The name of the peer whose program the user names.
 pub(crate) use servers::PVE_IMDS;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bytes::Bytes;
 use metadata_common::mac::Mac;
-use servers::{Form, Haproxy, Nginx, PveImds};
+use neutron::Neutron;
+use servers::{Haproxy, Nginx, PveImds};
 use shell::tools;
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -101,6 +105,11 @@ pub(crate) trait Running: Send {
         Ok(())
     }
 
+    /// Returns the number of requests that Nova has had, if there is one behind the server.
+    fn asked_of_nova(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// Returns the median time to attach one tap, if the server reports it.
     fn attached_in(&self) -> Option<Duration> {
         None
@@ -116,14 +125,18 @@ pub(crate) trait Running: Send {
 }
 
 /// The names of all peers.
-pub(crate) const PEERS: [&str; 4] = ["nginx", "haproxy", "neutron", PVE_IMDS];
+pub(crate) const PEERS: [&str; 5] = ["nginx", "haproxy", neutron::NEUTRON, neutron::NEUTRON_4, PVE_IMDS];
+/// The names of those that ask Nova for each answer.
+pub(crate) const ASKING: [&str; 2] = [neutron::NEUTRON, neutron::NEUTRON_4];
+
 /// Returns the peer with this name. Peers with a proxy per network distribute the guests over `networks` networks.
 /// `pve_imds` is the program of pve-imds; without it that peer is `None`.
 pub(crate) fn named(name: &str, networks: usize, pve_imds: Option<&Path>) -> Option<Box<dyn Subject>> {
     match name {
         "nginx" => Some(Box::new(Nginx::default())),
-        "haproxy" => Some(Box::new(Haproxy::new(Form::Answers, networks))),
-        "neutron" => Some(Box::new(Haproxy::new(Form::Forwards, networks))),
+        "haproxy" => Some(Box::new(Haproxy::new(networks))),
+        neutron::NEUTRON => Some(Box::new(Neutron::new(neutron::NEUTRON, 0, networks))),
+        neutron::NEUTRON_4 => Some(Box::new(Neutron::new(neutron::NEUTRON_4, 4, networks))),
         PVE_IMDS => Some(Box::new(PveImds::new(pve_imds?))),
         _ => None,
     }
@@ -157,8 +170,8 @@ struct Server {
 
 /// Where a started server answers.
 enum Answers<'a> {
-    /// On port 80 of an address in the namespace.
-    At(Ipv4Addr),
+    /// At an address in the namespace.
+    At(SocketAddr),
     /// On a Unix socket.
     On(&'a Path),
     /// On its devices: it is ready once this many of them have an XDP program.
@@ -183,8 +196,7 @@ impl Server {
             }
             match answers {
                 Answers::At(address) => {
-                    let to = SocketAddr::from((*address, 80));
-                    ns.run_in(|| TcpStream::connect_timeout(&to, Duration::from_secs(1))).map(drop)?;
+                    ns.run_in(|| TcpStream::connect_timeout(address, Duration::from_secs(1))).map(drop)?;
                 }
                 Answers::On(path) => UnixStream::connect(path).map(drop)?,
                 Answers::Attached(devices) => {
@@ -516,6 +528,25 @@ impl<'a> Networks<'a> {
         Ok(made)
     }
 
+    /// Makes one bridge per network, to which [`plug`](Self::plug) connects what serves it.
+    fn awaiting(node: &'a Namespace, tenants: &[Tenant], networks: usize) -> Result<Self> {
+        let mut made = Self { node, links: Vec::new(), namespaces: Vec::new() };
+        for (number, share) in shares(tenants.len(), networks)?.into_iter().enumerate() {
+            let bridge = bridge_name(number);
+            node.ip_batch(&bridge_lines(&bridge, number))?;
+            made.links.push(bridge.clone());
+            node.ip_batch(&enslave_lines(&bridge, &tenants[share]))?;
+        }
+        Ok(made)
+    }
+
+    /// Connects a device of the node to a network. It is deleted with the bridge.
+    fn plug(&mut self, number: usize, device: &str) -> Result<()> {
+        self.node.ip(&format!("link set {device} master {} up", bridge_name(number)))?;
+        self.links.push(device.to_owned());
+        Ok(())
+    }
+
     /// Returns the networks' namespaces, if each network has one.
     fn namespaces(&self) -> &[Namespace] {
         &self.namespaces
@@ -565,10 +596,17 @@ fn bridge_lines(bridge: &str, number: usize) -> String {
 }
 
 fn address_lines(device: &str, tenants: &[Tenant]) -> String {
-    let mut lines = format!("addr add {METADATA}/32 dev {device}\n");
+    let mut lines = format!("addr add {METADATA}/32 dev {device}\n") + &neighbour_lines(device, tenants);
+    for Tenant { address, .. } in tenants {
+        let _ = writeln!(lines, "route add {address}/32 dev {device}");
+    }
+    lines
+}
+
+fn neighbour_lines(device: &str, tenants: &[Tenant]) -> String {
+    let mut lines = String::new();
     for Tenant { address, mac, .. } in tenants {
         let _ = writeln!(lines, "neigh replace {address} lladdr {mac} dev {device} nud permanent");
-        let _ = writeln!(lines, "route add {address}/32 dev {device}");
     }
     lines
 }

@@ -457,13 +457,15 @@ fn method(xml: &mut Xml, results: &Results) {
         "rounds: servers are started for each round, in another order each time, and have served no guest before. \
          Guests boot again until the time of the round is over, so most boots of a round are repetitions.",
         "memory: resident memory of the server's processes, and growth of the kernel's memory, with all guests \
-         attached. xdp-imds and haproxy hold the guests' documents in their own memory. Those of nginx and neutron \
-         are files on a file system in memory, which is charged to neither.",
+         attached. xdp-imds and haproxy hold the guests' documents in their own memory. Those of nginx, and of the \
+         nginx that neutron and xdp-imds-nova ask in place of Nova, are files on a file system in memory, which is \
+         charged to none.",
         "Peers are tuned as a careful operator would do it. nginx: a worker per core, sendfile, open files cached, \
          files in memory. haproxy: one for each of several networks, in a namespace of its own, answering from \
-         memory by itself. neutron: the same proxies as OpenStack Neutron configures them. They forward requests \
-         over a Unix socket to one nginx, where Neutron has a Python program. Bridges flood no frames and have a \
-         neighbour entry for every guest.",
+         memory by itself. neutron: neutron-ovn-metadata-agent and the haproxies that it starts, with real databases, \
+         and nginx in place of Nova, whose CPU does not count. neutron-4: the same with 4 workers. xdp-imds-nova: our \
+         agent with these databases and this Nova. Bridges flood no frames and have a neighbour entry for every \
+         guest.",
     ];
     for line in lines {
         xml.line("p", &[], line);

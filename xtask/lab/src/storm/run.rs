@@ -82,7 +82,7 @@ impl Run<'_> {
             let scene = Scene { node: self.lab.node(), tenants: &case.tenants, cores, pinned };
             match subject.prepare(&scene) {
                 Ok(()) => {}
-                Err(error) if subject.name() == lab::NAME => {
+                Err(error) if lab::NAMES.contains(&subject.name()) => {
                     return Err(error.context("cannot prepare the agent"));
                 }
                 // A peer that cannot serve this case is left out of it, with a message.
@@ -110,7 +110,7 @@ impl Run<'_> {
                 let plan = RoundPlan { case: &case, next: next.as_ref(), vms, number, is_starved, pinned };
                 match self.round(&label, subject.as_ref(), &plan) {
                     Ok(round) => found[place].rounds.push(round),
-                    Err(error) if subject.name() == lab::NAME => return Err(error.context(label)),
+                    Err(error) if lab::NAMES.contains(&subject.name()) => return Err(error.context(label)),
                     // A peer that fails loses its round. The run continues.
                     Err(error) => self.progress(&format!("{label} failed: {error:#}")),
                 }
@@ -128,10 +128,15 @@ impl Run<'_> {
     fn subjects(&self, case: &Case) -> Result<Vec<Box<dyn Subject>>> {
         let survives = !self.args.event.is_empty() || self.args.kill_after.is_some();
         let named = |name: &String| -> Result<Box<dyn Subject>> {
-            if name == lab::NAME {
+            if lab::NAMES.contains(&name.as_str()) {
                 let configuration = self.configuration.clone().unwrap_or_default();
                 let pins = survives.then(Bpffs::mount).transpose()?;
-                return Ok(Box::new(Agent::new(self.agent.clone(), case.records(), configuration, pins)));
+                let agent = Agent::new(self.agent.clone(), case.records(), configuration, pins);
+                let is_on_compute_node = name == lab::NOVA;
+                return Ok(Box::new(match is_on_compute_node {
+                    true => agent.on_compute_node(self.args.networks),
+                    false => agent,
+                }));
             }
             peer::named(name, self.args.networks, self.args.pve_imds.as_deref())
                 .with_context(|| format!("there is no subject `{name}`"))
@@ -158,13 +163,16 @@ impl Run<'_> {
             kill: self.args.kill_after.map(|after| Kill { pid: pids[0], after }),
             ..self.orders(subject, plan)
         };
-        if self.args.server_cpu_weight.is_some() || orders.kill.is_some() {
+        let is_warm = self.args.warm || self.args.server_cpu_weight.is_some() || orders.kill.is_some();
+        let asked_ahead = running.asked_of_nova()?;
+        if is_warm {
             self.boot_once(&orders)?;
             running.settle()?;
         } else if self.args.known_image {
             self.boot_once(&Orders { guests: PIONEERS, ..orders.clone() })?;
             running.settle()?;
         }
+        let asked = running.asked_of_nova()?;
         let signer: Vec<u32> = running.signer().into_iter().collect();
         let unsigned = Threads::read(&signer);
         let busy = plan.is_starved.then(|| self.lab.starve(&pids)).transpose()?;
@@ -196,6 +204,7 @@ impl Run<'_> {
         };
         let after = Clocks::read(self.lab.pid(), &running.pids())?;
         drop(busy);
+        let asked = running.asked_of_nova()?.zip(asked).map(|(after, before)| after - before - 1);
         if let Some(watch) = watch {
             watch.finish(self.args.record.as_deref())?;
         }
@@ -204,7 +213,8 @@ impl Run<'_> {
         let cpu = before.until(&after, &outcome.calls, &self.prices, flood_frames);
         let flooded = outcome.flood.filter(|flood| flood.wall_us > 0.0);
         let mut round = round_of(outcome);
-        round.kernel.take_if(|kernel| subject.name() != lab::NAME || kernel.count() == 0);
+        round.kernel.take_if(|kernel| !lab::NAMES.contains(&subject.name()) || kernel.count() == 0);
+        (round.asked_of_nova, round.asked_ahead) = (asked, asked_ahead);
         round.events = events;
         if let Some(next) = plan.next {
             self.serve_anew(running.as_mut(), plan.case, next, &orders, &mut round)?;
@@ -274,8 +284,7 @@ impl Run<'_> {
             arrival,
             seconds: args.seconds,
             keep_alive: args.keep_alive,
-            // A node with too many unsigned tokens answers 503 with `Retry-After: 1`.
-            retries: if is_disturbed || plan.case.dialect == Dialect::Identity { RETRIES } else { 0 },
+            retries: if is_disturbed || self.has_slow_answers(plan.case) { RETRIES } else { 0 },
             loss: args.loss,
             slow: args.slow_readers,
             flood: args.flood,
@@ -284,6 +293,13 @@ impl Run<'_> {
             seed: args.seed.wrapping_add(self.cases * SEEDS + u64::from(plan.number)),
             ..Orders::default()
         }
+    }
+
+    /// Whether guests of this case repeat failed requests, as cloud-init does: a node with too many unsigned tokens
+    /// answers 503 with `Retry-After: 1`, and one that asks Nova may be late.
+    fn has_slow_answers(&self, case: &Case) -> bool {
+        let asks = |name: &String| name == lab::NOVA || peer::ASKING.contains(&name.as_str());
+        case.dialect == Dialect::Identity || self.args.subjects.iter().any(asks)
     }
 
     fn settings(&self, case: &Case, vms: usize) -> Settings {
@@ -321,6 +337,9 @@ impl Run<'_> {
             set("vhost", "yes".into());
         } else if args.vnet_hdr {
             set("vnet-hdr", "yes".into());
+        }
+        if args.warm {
+            set("warm", "yes".into());
         }
         if args.seconds != 1.0 {
             set("seconds", args.seconds.to_string());

@@ -1,16 +1,12 @@
 //! The servers of the peers.
 //!
-//! `haproxy` and `neutron` are a proxy for each network, as in OpenStack Neutron. Each network's metadata
-//! address is in a namespace of its own, where a haproxy serves it.
-//!
-//! There are two forms. [`Form::Answers`] is the fastest that a proxy per network can be: haproxy holds every guest's
-//! documents in memory and answers without a server behind it. [`Form::Forwards`] is Neutron's chain: haproxy adds
-//! `X-Forwarded-For` and the network's id, and forwards requests over a Unix socket to one server on the node, which
-//! identifies the guest by them. That server is nginx with files here, and connections to it are kept. This favours the
-//! peer: Neutron's agent is a Python program that asks Nova for each answer.
+//! `haproxy` is a proxy for each network, as in OpenStack Neutron. Each network's metadata address is in a namespace of
+//! its own, where a haproxy serves it. It is the fastest that a proxy per network can be: haproxy holds every guest's
+//! documents in memory and answers without a server behind it. Neutron's own chain is in [`neutron`](super::neutron).
 
 use anyhow::{Context as _, Result, ensure};
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,18 +28,8 @@ const USUAL_BUFFER: usize = 16_384;
 /// Connections of one haproxy in addition to two per guest.
 const MORE_CONNECTIONS: usize = 256;
 
-/// The program that answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// haproxy itself.
-    Answers,
-    /// A server on the node, over a Unix socket.
-    Forwards,
-}
-
 /// A subject with a proxy for each network.
 pub(crate) struct Haproxy {
-    form: Form,
     networks: usize,
     site: Option<PeerSite>,
 }
@@ -52,45 +38,32 @@ pub(crate) struct Haproxy {
 struct HaproxyServing<'a> {
     // Fields are dropped in this order, so that servers end before their bridges are deleted.
     proxies: Vec<Server>,
-    backend: Option<Server>,
     networks: Networks<'a>,
 }
 
 impl Haproxy {
     /// Makes a subject that distributes the guests over `networks` networks.
-    pub(crate) fn new(form: Form, networks: usize) -> Self {
-        Self { form, networks, site: None }
+    pub(crate) fn new(networks: usize) -> Self {
+        Self { networks, site: None }
     }
 }
 
 impl Subject for Haproxy {
     fn name(&self) -> &'static str {
-        match self.form {
-            Form::Answers => "haproxy",
-            Form::Forwards => "neutron",
-        }
+        "haproxy"
     }
 
     fn version(&self) -> Result<String> {
-        let own = version("haproxy", "-v")?;
-        let backend = match self.form {
-            Form::Answers => String::new(),
-            Form::Forwards => format!(", {}", version("nginx", "-v")?),
-        };
-        Ok(format!("{own}{backend}, {} networks", self.networks))
+        Ok(format!("{}, {} networks", version("haproxy", "-v")?, self.networks))
     }
 
     fn prepare(&mut self, scene: &Scene<'_>) -> Result<()> {
         let site = PeerSite::lay_out(scene.tenants)?;
         let shared = shared_map(&site)?;
-        let socket = site.directory().join("backend");
         for (number, share) in shares(scene.tenants.len(), self.networks)?.into_iter().enumerate() {
             let threads = (scene.cores / self.networks).max(1);
             let head = head(share.len(), threads, site.largest());
-            let text = match self.form {
-                Form::Answers => head + &answering(&site, &shared, share)?,
-                Form::Forwards => head + &forwarding(number, &socket),
-            };
+            let text = head + &answering(&site, &shared, share)?;
             std::fs::write(configuration_file(&site, number), text)?;
         }
         self.site = Some(site);
@@ -101,34 +74,31 @@ impl Subject for Haproxy {
         let site =
             self.site.as_ref().with_context(|| format!("`prepare` was not called for {}", self.name()))?;
         let networks = Networks::apart(scene.node, scene.tenants, self.networks)?;
-        let backend = match self.form {
-            Form::Answers => None,
-            Form::Forwards => {
-                let socket = site.directory().join("backend");
-                // nginx leaves its socket behind when it is killed, and then could not start again.
-                let _ = std::fs::remove_file(&socket);
-                Some(spawn(scene, site, Listen::Proxies(&socket))?)
-            }
-        };
         let mut proxies = Vec::new();
         for (number, ns) in networks.namespaces().iter().enumerate() {
             let mut command = command("haproxy", scene.pinned)?;
             command.arg("-db").arg("-q").arg("-f").arg(configuration_file(site, number));
             let log = site.directory().join(format!("haproxy-{number}.log"));
-            proxies.push(Server::start("haproxy", ns, &mut command, log, &Answers::At(METADATA))?);
+            proxies.push(Server::start(
+                "haproxy",
+                ns,
+                &mut command,
+                log,
+                &Answers::At((METADATA, 80).into()),
+            )?);
         }
-        Ok(Box::new(HaproxyServing { proxies, backend, networks }))
+        Ok(Box::new(HaproxyServing { proxies, networks }))
     }
 }
 
 impl Running for HaproxyServing<'_> {
     fn pids(&self) -> Vec<u32> {
-        self.proxies.iter().chain(&self.backend).flat_map(Server::pids).collect()
+        self.proxies.iter().flat_map(Server::pids).collect()
     }
 
     fn stop(self: Box<Self>) -> Result<()> {
-        let Self { proxies, backend, networks } = *self;
-        proxies.into_iter().chain(backend).try_for_each(Server::end)?;
+        let Self { proxies, networks } = *self;
+        proxies.into_iter().try_for_each(Server::end)?;
         networks.remove()
     }
 }
@@ -137,7 +107,7 @@ fn configuration_file(site: &PeerSite, number: usize) -> PathBuf {
     site.directory().join(format!("haproxy-{number}.cfg"))
 }
 
-/// Returns the first part of both configurations. The timeouts are Neutron's.
+/// Returns the first part of the configuration. The timeouts are Neutron's.
 fn head(guests: usize, threads: usize, largest: usize) -> String {
     let buffer = (largest + BUFFER_MARGIN).max(USUAL_BUFFER);
     let buffer = if largest > MAX_BODY { USUAL_BUFFER } else { buffer };
@@ -151,17 +121,6 @@ fn head(guests: usize, threads: usize, largest: usize) -> String {
 
 fn bind() -> String {
     format!("bind {METADATA}:80 backlog 65535 defer-accept")
-}
-
-/// Returns Neutron's listener, with connections to the backend kept and used again.
-fn forwarding(number: usize, socket: &Path) -> String {
-    format!(
-        "listen metadata\n  {}\n  option forwardfor\n  http-reuse always\n  \
-         http-request set-header X-Neutron-Network-ID 00000000-0000-4000-8000-{number:012x}\n  \
-         server metadata unix@{}\n",
-        bind(),
-        socket.display()
-    )
 }
 
 /// Whether all guests share this document under the same path.
@@ -184,7 +143,7 @@ fn shared_map(site: &PeerSite) -> Result<PathBuf> {
 fn answering(site: &PeerSite, shared: &Path, share: Range<usize>) -> Result<String> {
     ensure!(
         site.largest() <= MAX_BODY,
-        "haproxy by itself answers bodies of at most {} KiB, and one has {} KiB; leave this peer out or use neutron",
+        "haproxy by itself answers bodies of at most {} KiB, and one has {} KiB; leave this peer out",
         MAX_BODY >> 10,
         site.largest() >> 10
     );
@@ -233,13 +192,15 @@ const MAX_RETURN: usize = 2_048;
 
 /// How requests reach nginx, and how it identifies the guest.
 #[derive(Clone, Copy)]
-pub(super) enum Listen<'a> {
+pub(super) enum Listen {
     /// Directly, by the connection's source address.
     Guests,
-    /// From proxies over a Unix socket, by the address that they saw.
-    Proxies(&'a Path),
+    /// From metadata agents at an address, as Nova, by the guest's address that they name.
+    Agents(SocketAddr),
 }
 
+/// The path at which nginx says how many requests it had.
+pub(super) const COUNTS: &str = "/nginx-status";
 /// A pattern for a MAC as guests write it in a path.
 const MAC_PATTERN: &str = "[0-9a-f:]{17}";
 
@@ -290,20 +251,20 @@ impl Running for NginxServing<'_> {
 }
 
 /// Starts nginx on the node.
-pub(super) fn spawn(scene: &Scene<'_>, site: &PeerSite, listen: Listen<'_>) -> Result<Server> {
+pub(super) fn spawn(scene: &Scene<'_>, site: &PeerSite, listen: Listen) -> Result<Server> {
     let file = site.directory().join("nginx.conf");
     std::fs::write(&file, nginx_configuration(site, listen, scene.cores)?)?;
     let mut command = command("nginx", scene.pinned)?;
     command.arg("-c").arg(&file).arg("-p").arg(site.directory());
     let answers = match listen {
-        Listen::Guests => Answers::At(METADATA),
-        Listen::Proxies(path) => Answers::On(path),
+        Listen::Guests => Answers::At((METADATA, 80).into()),
+        Listen::Agents(address) => Answers::At(address),
     };
     Server::start("nginx", scene.node, &mut command, site.directory().join("nginx.log"), &answers)
 }
 
 /// Returns the configuration file.
-fn nginx_configuration(site: &PeerSite, listen: Listen<'_>, workers: usize) -> Result<String> {
+fn nginx_configuration(site: &PeerSite, listen: Listen, workers: usize) -> Result<String> {
     let directory = site.directory().display();
     let descriptors = descriptors();
     let connections = CONNECTIONS.min(descriptors / 2);
@@ -316,7 +277,7 @@ fn nginx_configuration(site: &PeerSite, listen: Listen<'_>, workers: usize) -> R
     };
     let (listener, address) = match listen {
         Listen::Guests => (format!("{METADATA}:80 reuseport deferred backlog=65535"), "$remote_addr"),
-        Listen::Proxies(path) => (format!("unix:{} backlog=65535", path.display()), "$http_x_forwarded_for"),
+        Listen::Agents(address) => (format!("{address} reuseport backlog=65535"), "$http_x_forwarded_for"),
     };
     let mut text = format!(
         "daemon off;\nuser root;\nworker_processes {workers};\nworker_rlimit_nofile {descriptors};\n\
@@ -332,6 +293,7 @@ fn nginx_configuration(site: &PeerSite, listen: Listen<'_>, workers: usize) -> R
         writeln!(text, "{kind}_temp_path {directory}/{kind};")?;
     }
     writeln!(text, "server {{\nlisten {listener};\nroot {directory};\nlocation / {{ return 404; }}")?;
+    writeln!(text, "location = {COUNTS} {{ stub_status; }}")?;
     for entry in site.entries() {
         writeln!(text, "{}", location(site, entry, address)?)?;
     }

@@ -9,7 +9,7 @@ use support::guest::METADATA;
 use support::netns::Namespace;
 use support::privileged;
 
-use super::{Form, Haproxy, OWN_MAC, PEERS, PeerPage, Scene, Subject as _, Tenant, named, shares};
+use super::{ASKING, Haproxy, OWN_MAC, PEERS, PeerPage, Scene, Subject as _, Tenant, named, shares};
 
 const GUESTS: u8 = 5;
 
@@ -103,8 +103,10 @@ fn all_peers_in_turn_answer_each_guest_with_its_own_bytes() {
     let tenants = tenants();
     let (node, guests) = rack(&tenants);
     let scene = Scene { node: &node, tenants: &tenants, cores: 2, pinned: Some(&[0]) };
-    let mut peers: Vec<_> = PEERS.iter().filter_map(|name| named(name, 2, None)).collect();
-    assert_eq!(peers.len(), 3, "all but the one whose program the user names");
+    // Neutron's agent has bodies of its own for errors; `tests/storm.rs` runs it.
+    let names = PEERS.iter().filter(|name| !ASKING.contains(name));
+    let mut peers: Vec<_> = names.filter_map(|name| named(name, 2, None)).collect();
+    assert_eq!(peers.len(), 2, "all but the one whose program the user names");
     for peer in &mut peers {
         peer.prepare(&scene).expect("a peer that can be prepared");
     }
@@ -126,12 +128,11 @@ fn a_peer_that_is_dropped_ends_and_frees_the_taps() {
     let tenants = tenants();
     let (node, _guests) = rack(&tenants);
     let scene = Scene { node: &node, tenants: &tenants, cores: 2, pinned: None };
-    let mut peer = Haproxy::new(Form::Forwards, 3);
+    let mut peer = Haproxy::new(3);
     peer.prepare(&scene).expect("a prepared peer");
     let running = peer.start(&scene).expect("a running peer");
     let pids = running.pids();
-    // Three proxies, nginx and its two workers.
-    assert_eq!(pids.len(), 6, "{pids:?}");
+    assert_eq!(pids.len(), 3, "{pids:?}");
     drop(running);
     assert!(pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()), "{pids:?}");
     let links = node.ip("-o link show").expect("links");
