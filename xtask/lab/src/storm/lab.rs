@@ -344,7 +344,7 @@ impl Subject for Agent {
     }
 
     fn start<'a>(&'a self, scene: &'a Scene<'a>) -> Result<Box<dyn Running + 'a>> {
-let compute = self.site.as_ref().map(|site| site.start(scene)).transpose()?;
+        let compute = self.site.as_ref().map(|site| site.start(scene)).transpose()?;
         // Neither the guests of a former round nor its snapshot must help this one.
         let state = self.file("state")?;
         if state.exists() {

@@ -135,7 +135,7 @@ pub(crate) fn named(name: &str, networks: usize, pve_imds: Option<&Path>) -> Opt
     match name {
         "nginx" => Some(Box::new(Nginx::default())),
         "haproxy" => Some(Box::new(Haproxy::new(networks))),
-        neutron::NEUTRON => Some(Box::new(Neutron::new(neutron::NEUTRON, 0, networks))),
+        neutron::NEUTRON => Some(Box::new(Neutron::new(neutron::NEUTRON, 2, networks))),
         neutron::NEUTRON_4 => Some(Box::new(Neutron::new(neutron::NEUTRON_4, 4, networks))),
         PVE_IMDS => Some(Box::new(PveImds::new(pve_imds?))),
         _ => None,
@@ -540,11 +540,9 @@ impl<'a> Networks<'a> {
         Ok(made)
     }
 
-    /// Connects a device of the node to a network. It is deleted with the bridge.
-    fn plug(&mut self, number: usize, device: &str) -> Result<()> {
-        self.node.ip(&format!("link set {device} master {} up", bridge_name(number)))?;
-        self.links.push(device.to_owned());
-        Ok(())
+    /// Connects a device of the node to a network.
+    fn plug(&self, number: usize, device: &str) -> Result<()> {
+        self.node.ip(&format!("link set {device} master {} up", bridge_name(number))).map(drop)
     }
 
     /// Returns the networks' namespaces, if each network has one.

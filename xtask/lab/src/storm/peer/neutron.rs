@@ -40,7 +40,8 @@ use super::{
     shares,
 };
 
-/// The names of the subject in tables and files: with `metadata_workers = 0`, OVN's default, and with 4.
+/// The names of the subject in tables and files: with 2 workers, the default of this release, and with 4. Without any,
+/// the default of later releases, this one answers nobody: its only process waits for the event of a started worker.
 pub(crate) const NEUTRON: &str = "neutron";
 pub(crate) const NEUTRON_4: &str = "neutron-4";
 
@@ -495,6 +496,14 @@ impl Running for NeutronServing<'_> {
     fn stop(self: Box<Self>) -> Result<()> {
         let Self { agent, _switch: switch, compute, networks } = *self;
         drop(agent);
+        // The kernel deletes the veth pairs with the agent's namespaces, some time later. The next round has the same.
+        eventually(END, || {
+            let links = networks.node.links()?;
+            let is_left = |number| links.iter().any(|link| link["ifname"] == *veth(number, 0));
+            let left = (0..networks.links.len()).filter(|number| is_left(*number)).count();
+            ensure!(left == 0, "{left} veth pairs of {AGENT} are left");
+            Ok(())
+        })?;
         switch.end()?;
         drop(compute);
         networks.remove()

@@ -297,6 +297,16 @@ fn nginx_configuration(site: &PeerSite, listen: Listen, workers: usize) -> Resul
     for entry in site.entries() {
         writeln!(text, "{}", location(site, entry, address)?)?;
     }
+    if let Listen::Agents(_) = listen {
+        for entry in site.entries() {
+            let Some(short) = entry.path.strip_suffix('/') else { continue };
+            // To Nova a path is the same with and without a slash at its end, and the agent asks without.
+            if !short.is_empty() && site.entries().iter().all(|other| other.path != short) {
+                let entry = PageEntry { path: short.to_owned(), ..entry.clone() };
+                writeln!(text, "{}", location(site, &entry, address)?)?;
+            }
+        }
+    }
     text.push_str("}\n}\n");
     Ok(text)
 }
