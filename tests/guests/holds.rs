@@ -169,7 +169,7 @@ fn a_step_of_the_clock_makes_no_hold_longer_or_shorter() {
 
 /// Ends the test if something hangs.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(120);
-/// Other numbers of guests and of clients that announce, to measure with; the times are printed.
+/// Variables for a measurement: how many guests wait, and how many clients announce events. The test prints the times.
 const GUESTS: &str = "XDP_IMDS_DRAIN_GUESTS";
 const CLIENTS: &str = "XDP_IMDS_DRAIN_CLIENTS";
 

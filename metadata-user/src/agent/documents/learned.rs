@@ -26,7 +26,7 @@ const KEPT_FOR: Duration = Duration::from_secs(60);
 /// A request whose answers are published.
 pub(super) struct LearnedRequest {
     pub(super) form: Arc<RequestForm>,
-    /// Whose share of the learned requests it takes: that of the second VM that has sent it.
+    /// The tenant of the second VM that sent it. It counts towards this tenant's share.
     tenant: Tenant,
     since: Instant,
     /// Its place among all that were learned.

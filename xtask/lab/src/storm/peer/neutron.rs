@@ -418,7 +418,8 @@ impl NeutronProcess {
 
     /// The namespace that it has made for a network. Its name is in the agent's own `/run`.
     fn namespace(&self, number: usize) -> Result<Namespace> {
-        Namespace::open(&format!("/proc/{}/root/run/netns/ovnmeta-{}", self.first, network(number)))
+        let names = Path::new("/proc").join(self.first.to_string()).join("root/run/netns");
+        Namespace::open(&format!("{}/ovnmeta-{}", names.display(), network(number)))
     }
 }
 
