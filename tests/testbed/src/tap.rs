@@ -14,11 +14,17 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Bytes of `struct virtio_net_hdr`, the header of every frame of a tap with [`Shape::vnet_hdr`].
 pub const VNET_HDR_LEN: usize = 10;
 /// Longest interface name (IFNAMSIZ less the terminator).
 pub const NAME_MAX: usize = libc::IFNAMSIZ - 1;
+
+/// How long the name of a dropped tap may be in use: another test's thread that is between fork and exec holds copies of
+/// its descriptors.
+const LINGER: Duration = Duration::from_secs(10);
 
 /// `_IOW('T', 218, unsigned int)` (Linux: include/uapi/linux/if_tun.h): sets the index of the interface to create.
 const TUNSETIFINDEX: libc::Ioctl = 0x4004_54da;
@@ -116,7 +122,7 @@ impl Tap {
     /// Creates a tap inside `ns`, down, with a MAC chosen by the kernel.
     ///
     /// # Errors
-    /// Fails if the name is too long or taken, or the kernel refuses the shape.
+    /// Fails if the name is too long, or taken for longer than [`LINGER`], or the kernel refuses the shape.
     pub fn create(ns: &Namespace, name: &str, shape: Shape) -> Result<Self> {
         ensure!(
             (1..=NAME_MAX).contains(&name.len()),
@@ -124,9 +130,18 @@ impl Tap {
             name.len()
         );
         ensure!(shape.queues >= 1, "a tap has at least one queue");
-        let queues = ns
-            .run_in(|| (0..shape.queues).map(|_| open_queue(name, shape)).collect::<io::Result<Vec<File>>>())
-            .with_context(|| format!("cannot make tap {name} in {}", ns.name()))?;
+        let open = || (0..shape.queues).map(|_| open_queue(name, shape)).collect::<io::Result<Vec<File>>>();
+        let end = Instant::now() + LINGER;
+        let queues = loop {
+            match ns.run_in(open) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < end => {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                queues => {
+                    break queues.with_context(|| format!("cannot make tap {name} in {}", ns.name()))?;
+                }
+            }
+        };
         Ok(Self { name: name.to_owned(), shape, vhost: OnceLock::new(), queues })
     }
 
@@ -378,6 +393,7 @@ mod tests {
     use crate::netns::Namespace;
     use crate::privileged;
     use metadata_common::mac::Mac;
+    use std::thread;
     use std::time::Duration;
 
     #[privileged::test]
@@ -400,6 +416,21 @@ mod tests {
             })
             .expect("no tap");
         }
+    }
+
+    #[privileged::test]
+    fn a_name_can_be_used_again_while_a_process_is_being_started() {
+        let ns = Namespace::new("tap").expect("a namespace");
+        let tap = Tap::create(&ns, "tap0", Shape::default()).expect("a tap");
+        let held = tap.queues[0].try_clone().expect("a copy of the descriptor");
+        drop(tap);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(200));
+                drop(held);
+            });
+            Tap::create(&ns, "tap0", Shape::default()).expect("another tap");
+        });
     }
 
     #[privileged::test]
