@@ -386,6 +386,14 @@ const CUT: &str = "[...document.body.querySelectorAll('*')].filter(one => one.ch
      getComputedStyle(one).overflowX !== 'visible' && one.scrollWidth > one.clientWidth + 1))
     .map(one => one.tagName + ' ' + one.textContent.slice(0, 40))";
 
+/// Where the marks of 45, 30 and 15 seconds are below the chart, in percent of its width.
+const MARKS: &str = "(area => [...document.querySelectorAll('.plot .x span')].slice(1, 4).map(mark => {
+    const range = document.createRange();
+    range.selectNodeContents(mark);
+    const { left, right } = range.getBoundingClientRect();
+    return Math.round(100 * ((left + right) / 2 - area.left) / area.width);
+}))(document.querySelector('.area').getBoundingClientRect())";
+
 #[privileged::test]
 fn the_page_shows_the_node_and_a_vm_in_a_browser_and_finds_the_next_agent() {
     let records = tempfile::tempdir().expect("a directory");
@@ -460,6 +468,7 @@ fn the_page_shows_the_node_and_a_vm_in_a_browser_and_finds_the_next_agent() {
     for width in [360, 768, 1_440] {
         browser.resize(width, 900);
         assert_eq!(browser.value(CUT), json!([]), "at {width} pixels nothing is cut");
+        assert_eq!(browser.value(MARKS), json!([25, 50, 75]), "at {width} pixels a mark is below its second");
         for column in ["status", "path"] {
             let seen =
                 browser.value(&format!("document.querySelector('td.{column}').getClientRects().length"));
