@@ -105,11 +105,17 @@ const CHART_SCRIPT: &str = include_str!("manifests/chart.py");
 
 /// Renders the chart with the values of a file, or with the chart's defaults, and returns its objects.
 fn render(python: &Tools, values: Option<&str>) -> Result<Vec<Value>> {
-    let mut input = chart()?;
-    input["values"] = match values {
+    let values = match values {
         Some(name) => serde_yaml::from_str(&fs::read_to_string(shell::top().join(CHART).join(name))?)?,
         None => json!({}),
     };
+    render_values(python, values)
+}
+
+/// Renders the chart with these values, and returns its objects.
+fn render_values(python: &Tools, values: Value) -> Result<Vec<Value>> {
+    let mut input = chart()?;
+    input["values"] = values;
     let rendered = python.run(CHART_SCRIPT, &input)?;
     let rendered: BTreeMap<String, String> = serde_json::from_value(rendered["rendered"].clone())?;
     let mut objects = Vec::new();
@@ -132,6 +138,15 @@ fn lint(python: &Tools) -> Result<Vec<String>> {
         Err(error) if format!("{error:#}").contains("unheardOf") => {}
         Err(error) => return Err(error),
         Ok(_) => found.push("Helm renders the chart with an unknown value".to_owned()),
+    }
+    // A list or a map that a user empties is rendered as well.
+    for name in ["tolerations", "nodeSelector", "config", "image.pullSecrets", "networkPolicy.apiServerCidrs"]
+    {
+        let empty = if matches!(name, "nodeSelector" | "config") { json!({}) } else { json!([]) };
+        let values = name.rsplit('.').fold(empty, |value, part| json!({ part: value }));
+        if let Err(error) = render_values(python, values) {
+            found.push(format!("the chart cannot be rendered with an empty {name}: {error:#}"));
+        }
     }
     Ok(found)
 }
