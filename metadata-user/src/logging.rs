@@ -91,7 +91,7 @@ impl FromStr for LogFilter {
                 None => {
                     let level = parse_level(word)?;
                     if has_default {
-                        return Err(format!("expected one level, found another, `{word}`; write PART=LEVEL"));
+                        return Err(format!("a second level `{word}`; write PART=LEVEL for one part"));
                     }
                     targets = targets.with_default(level);
                     has_default = true;

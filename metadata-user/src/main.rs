@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use metadata_common::run::{SOCKET, UNIT_WRITES};
 use metadata_control::status::{self, LookupOutcome};
@@ -408,16 +409,35 @@ fn command() -> clap::Command {
     verbs::with_exit_codes(Cli::command())
 }
 
+/// Names the environment variable of a value that is not on the command line: clap names the option alone.
+fn naming_variable(mut error: clap::Error) -> clap::Error {
+    let option = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
+    let option = option.split(' ').next().unwrap_or_default();
+    let variable = match option {
+        "--log" => FILTER_VARIABLE,
+        "--log-format" => FORMAT_VARIABLE,
+        _ => return error,
+    };
+    let value = error.get(ContextKind::InvalidValue).map(ToString::to_string).unwrap_or_default();
+    let joined = format!("{option}={value}");
+    let mut words = std::env::args_os();
+    if !words.any(|word| *word == *value || *word == *joined) {
+        let text = format!("the value is that of the environment variable {variable}");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![text.into()]));
+    }
+    error
+}
+
 fn main() -> ExitCode {
     let parsed = command().try_get_matches().and_then(|mut found| Cli::from_arg_matches_mut(&mut found));
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) if hook::is_asked(std::env::args_os()) => {
             // libvirt interprets standard output and the exit code. A failure to write the log must not change them.
-            let _ = write!(output::stderr(), "{error}");
+            let _ = write!(output::stderr(), "{}", naming_variable(error));
             return ExitCode::SUCCESS;
         }
-        Err(error) => error.exit(),
+        Err(error) => naming_variable(error).exit(),
     };
     let ansi = output::is_error_terminal();
     let log = LogHandle::start(cli.log, cli.log_format, ansi);

@@ -45,6 +45,10 @@ fn a_word_that_is_no_log_level_is_refused_wherever_it_is_written() {
             assert_eq!(output.status.code(), Some(2), "{word}: {text}");
             assert!(text.contains(levels), "{word}: {text}");
         }
+        let output = run(&["check", &records], &[("XDP_IMDS_LOG", word)]);
+        assert!(said(&output).contains("environment variable XDP_IMDS_LOG"), "{word}: {}", said(&output));
+        let output = run(&["--log", word, "check", &records], &[("XDP_IMDS_LOG", "info")]);
+        assert!(!said(&output).contains("environment variable"), "{word}: {}", said(&output));
         fs::write(&file, format!("records: {records}\nlog: \"{word}\"\n")).expect("written");
         let output = run(&["serve", "--config", &file.display().to_string()], &[]);
         let text = said(&output);

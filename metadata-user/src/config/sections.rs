@@ -253,7 +253,7 @@ impl Config {
             && let Err(error) = log.parse::<LogFilter>()
         {
             let expected = "a level such as `info`, or levels such as `info,metadata_steer=debug`";
-            return value("log", expected.into(), format!("`{log}`: {error}"));
+            return value("log", expected.into(), error);
         }
         if self.page_hosts.len() > PAGE_HOSTS {
             return value(
