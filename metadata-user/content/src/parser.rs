@@ -140,8 +140,9 @@ const SYNTAXES: [(&str, &str); 5] = [
     ),
 ];
 
-/// Beginnings of messages of the parser of YAML that are for programmers, or do not say what to do.
-const FAULTS: [(&str, &str); 2] = [
+/// Beginnings of messages of the parsers that are for programmers, or do not say what to do.
+const FAULTS: [(&str, &str); 3] = [
+    ("EOF while parsing", "the text ends too early; is the file whole?"),
     (
         "multiple YAML documents",
         "expected one document, found a second one after `---`; remove it, or give it a file of its own",
@@ -184,6 +185,10 @@ pub fn plain(reason: &str) -> String {
         // A single word is no choice.
         let words = if words.contains(',') { words } else { words.trim_start_matches("one of ") };
         return format!("expected {words}, found `{found}`");
+    }
+    // A list that stands where a mapping is expected is read as one that has too few values.
+    if reason.starts_with("invalid length ") && reason.ends_with(", expected a mapping") {
+        return "expected a mapping, found a list".to_owned();
     }
     if let Some(field) = reason.strip_prefix("missing field ") {
         return format!("the field {field} is missing");
@@ -243,10 +248,11 @@ pub fn parse<T: DeserializeOwned>(syntax: Syntax, text: impl AsRef<[u8]>) -> Res
             .map_err(|error| explained::<T>(text, &error, &StopPosition::of(&track.path()))),
         Syntax::Json => {
             let read = check_json(text).and_then(|()| read_json(text, PhantomData::<T>, &mut track));
-            read.map_err(|(position, reason)| ParseError {
-                position: Some(position),
-                field: StopPosition::of(&track.path()).name,
-                reason,
+            read.map_err(|((line, column), reason)| {
+                let way = StopPosition::of(&track.path());
+                // The parser counts no column in a line that has no character.
+                let position = Some((line, column.max(1)));
+                given_twice(text, &way, &reason).unwrap_or(ParseError { position, field: way.name, reason })
             })
         }
     }
@@ -354,15 +360,20 @@ fn explained<T: DeserializeOwned>(text: &str, error: &serde_yaml::Error, way: &S
         }
     }
     let at_key = reason.starts_with("unknown field");
-    if let Some(key) = repeated(&reason)
-        && let Some(position) = seek_repeated(text, &way.steps, key)
-    {
-        let dot = if way.name.is_empty() { "" } else { "." };
-        let field = format!("{}{dot}{key}", way.name);
-        return ParseError { position: Some(position), field, reason: "given twice; keep one".into() };
+    if let Some(error) = given_twice(text, way, &reason) {
+        return error;
     }
     let position = seek(&mut nodes(text), &way.steps, at_key).or_else(|| at(error));
     ParseError { position, field: way.name.clone(), reason }
+}
+
+/// The error of a field that is there twice, at its second place; `None` for another reason. JSON is read as YAML.
+fn given_twice(text: &str, way: &StopPosition, reason: &str) -> Option<ParseError> {
+    let key = repeated(reason)?;
+    let position = seek_repeated(text, &way.steps, key)?;
+    let dot = if way.name.is_empty() { "" } else { "." };
+    let field = format!("{}{dot}{key}", way.name);
+    Some(ParseError { position: Some(position), field, reason: "given twice; keep one".into() })
 }
 
 /// The place of the second occurrence of a key in the mapping at a path.
@@ -782,6 +793,30 @@ mod tests {
             assert_eq!((error.position, &*error.field), (Some(expected.0), expected.1), "{text:?}: {error}");
             assert!(error.to_string().contains("given twice"), "{error}");
         }
+        for (text, expected) in [
+            (r#"{"a": {"x": 1}, "b": [], "a": {"x": 2}}"#, ((1, 26), "a")),
+            ("{\"a\": {\"x\": 1},\n  \"b\": [{\"x\": 1, \"x\": 2}]}", ((2, 18), "b[0].x")),
+        ] {
+            let error = json::<Outer>(text).expect_err(text);
+            assert_eq!((error.position, &*error.field), (Some(expected.0), expected.1), "{text:?}: {error}");
+            assert!(error.to_string().contains("given twice"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_slip_in_json_is_named_without_the_parsers_words() {
+        #[derive(Debug, serde::Deserialize)]
+        #[expect(dead_code, reason = "only read by the parser")]
+        struct Outer {
+            a: u8,
+        }
+        for (text, expected) in [
+            ("", "the text ends too early; is the file whole? at line 1 column 1"),
+            ("{\"a\": 1,\n", "the text ends too early; is the file whole? at line 2 column 1"),
+        ] {
+            assert_eq!(json::<Outer>(text).expect_err(text).to_string(), expected);
+        }
+        assert_eq!(plain("invalid length 0, expected a mapping"), "expected a mapping, found a list");
     }
 
     #[test]
