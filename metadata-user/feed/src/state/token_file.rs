@@ -263,11 +263,15 @@ fn take_turn(path: &Path) -> Result<File, TokenKeyError> {
 fn read(path: &Path, of: KeyFile) -> Result<Option<TokenKeys>, TokenKeyError> {
     let Some(file) = private_file::open(path).map_err(io_error("open", path))? else { return Ok(None) };
     let status = file.metadata().map_err(io_error("inspect", path))?;
+    let malformed = || TokenKeyError::Malformed { path: path.to_owned(), of };
+    // The remedy of an open file would close a directory to those who need it.
+    if status.is_dir() {
+        return Err(malformed());
+    }
     let mode = status.permissions().mode() & 0o7777;
     if mode & 0o077 != 0 {
         return Err(TokenKeyError::Exposed { path: path.to_owned(), mode, of });
     }
-    let malformed = || TokenKeyError::Malformed { path: path.to_owned(), of };
     let text = private_file::read_within(file, FILE_BYTES).map_err(|error| match error.kind() {
         io::ErrorKind::FileTooLarge => malformed(),
         _ => io_error("read", path)(error),
@@ -454,6 +458,16 @@ mod tests {
                 let error = error.expect("a refusal").to_string();
                 assert!(!error.contains("remove") && error.contains("; "), "{error}");
             }
+        }
+    }
+
+    #[test]
+    fn a_directory_is_no_key_file_and_keeps_its_mode() {
+        let (room, _) = room();
+        fs::set_permissions(room.path(), Permissions::from_mode(0o755)).expect("changed");
+        for error in [given(room.path()).err(), generate(Some(room.path()), NOW).err()] {
+            let error = error.expect("a refusal").to_string();
+            assert!(error.contains("found something else") && !error.contains("chmod"), "{error}");
         }
     }
 
