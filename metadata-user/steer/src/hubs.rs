@@ -664,6 +664,13 @@ pub fn is_hub_tap(prefix: &str, ifname: &str) -> bool {
         })
 }
 
+/// True for the name of any device of a hub with this prefix, on either side.
+#[must_use]
+pub fn is_hub_device(prefix: &str, ifname: &str) -> bool {
+    ifname.starts_with(prefix)
+        && (0..MAX_HUBS).any(|number| names(prefix, number).iter().any(|name| name == ifname))
+}
+
 /// Fails if an agent has hubs of these numbers: only a running agent holds the tap.
 fn check_absent(prefix: &str, mut numbers: Range<u32>) -> Result<(), SteerError> {
     numbers.try_for_each(|number| {
@@ -739,6 +746,16 @@ mod tests {
         let all: HashSet<String> = (0..MAX_HUBS).flat_map(|number| names(&prefix, number)).collect();
         assert_eq!(all.len(), 4 * MAX_HUBS as usize);
         assert!(all.iter().all(|name| name.len() <= 15), "{all:?}");
+    }
+
+    #[test]
+    fn every_device_of_a_hub_is_known_by_its_name() {
+        for name in ["imds-in", "imds-out", "imds-tap", "imds-gso", "imds-i1", "imds-t3"] {
+            assert!(super::is_hub_device("imds", name), "{name}");
+        }
+        for name in ["imds-", "imds-x", "imds", "vnet0", "other-in", "imds-in1"] {
+            assert!(!super::is_hub_device("imds", name), "{name}");
+        }
     }
 
     #[test]

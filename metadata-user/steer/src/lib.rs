@@ -98,7 +98,7 @@ pub use config::{ClosedTaps, PortLimits, PreviousAgent, SteerConfig, SteeringMod
 pub use devices::{DeviceLookup, HubLosses, Losses, NAMESPACES_AT_ONCE, exists};
 pub use documents::{BodyKey, DocumentTable, Editions, KernelResponse};
 pub use error::SteerError;
-pub use hubs::{HUB_MTU, Hub, Hubs, Ring, hub_queues, is_hub_tap, release_hubs};
+pub use hubs::{HUB_MTU, Hub, Hubs, Ring, hub_queues, is_hub_device, is_hub_tap, release_hubs};
 pub use maps::{Counters, FlowClaimer, Maps};
 pub use metadata_common::maps::HUB_QUEUES;
 pub use pin_watch::PinWatch;

@@ -34,6 +34,12 @@ pub(super) fn configuration(question: &DoctorRequest) -> Check {
         (Ok(_), None) => {
             Check::ok("configuration", "no configuration file is given; --config FILE names one")
         }
+        (Err(reason), _) if reason.starts_with("cannot read ") => Check::fail(
+            "configuration",
+            reason.clone(),
+            "a file that can be read",
+            "Name the file with --config, or put it there. The checks below use the default configuration",
+        ),
         (Err(reason), _) => Check::fail(
             "configuration",
             reason.clone(),

@@ -7,7 +7,7 @@ use super::count;
 use metadata_common::port::PortName;
 use metadata_common::printable::counted;
 use metadata_steer::probe::{DeviceLocation, DeviceState, Feature, ProbeError, Program, Search};
-use metadata_steer::{HUB_MTU, SteeringMode};
+use metadata_steer::{HUB_MTU, SteeringMode, is_hub_device};
 
 /// Recommended minimum length of a tap's ring, in frames. Eight connections have ten segments in flight each (RFC 6928
 /// §2). This number is doubled for the guest's other traffic. The kernel's default is 500 or 1,000.
@@ -45,6 +45,15 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 fn one(facts: &Facts, port: &PortFacts) -> Vec<Check> {
     let device = match &port.device {
         Ok(Some(device)) => device,
+        // One of that name in another namespace is of another agent: nobody must name it.
+        _ if is_hub_device(&facts.wanted.hub, &port.name.ifname) => {
+            let found = format!(
+                "{} is the name of a device of an xdp-imds hub, which carries the frames of all guests",
+                port.name.ifname
+            );
+            let remedy = "Name the VM's tap; `ip -brief link` lists them";
+            return vec![Check::fail("port.device", found, "the tap of one VM", remedy).of(&port.name)];
+        }
         Ok(None) => return vec![absent(&port.name, None, port.elsewhere.as_ref()).of(&port.name)],
         Err(failure) => {
             return vec![absent(&port.name, Some(failure), port.elsewhere.as_ref()).of(&port.name)];

@@ -178,6 +178,12 @@ fn the_file_of_the_service_is_named_if_there_is_nothing_to_check() {
         let check = configuration(&DoctorRequest { config, file, lacks_file, json: false });
         assert!(check.status == status && check.found.starts_with(found), "{check:?}");
     }
+    let missing = std::path::Path::new("/nonexistent/config.yaml");
+    let config = crate::config::Config::read(missing).map_err(|error| error.to_string());
+    let request = DoctorRequest { config, file: Some(missing.into()), lacks_file: false, json: false };
+    let check = configuration(&request);
+    let remedy = check.remedy.as_deref().unwrap_or_default();
+    assert!(check.status == Fail && remedy.contains("put it there"), "{check:?}");
 }
 
 #[test]

@@ -550,6 +550,16 @@ fn a_tap_in_another_namespace_is_found_and_named() {
             &["agent's own namespace", "port: {ifname: tap0}"],
         ),
         (
+            "a device of the hub, which another agent has in its namespace",
+            |f| {
+                lost(f, vec![DeviceLocation { netns: Some("/proc/42/ns/net".into()), process: None }]);
+                f.ports[0].name.ifname = "imds-in".into();
+            },
+            "port.device",
+            Fail,
+            &["a device of an xdp-imds hub", "Name the VM's tap"],
+        ),
+        (
             "a namespace without permission",
             |f| f.ports[0].device = Err(refused()),
             "port.device",
