@@ -380,6 +380,9 @@ fn missing_needs_of_the_kubevirt_feed_are_reported() {
     });
     fs::write(&kubeconfig, config.to_string()).expect("written");
     fs::create_dir(room.path().join("pods")).expect("a directory");
+    let missing = serde_json::json!({"node": "n1", "kubeconfig": "/nonexistent/config"});
+    let said = "kubevirt.kubeconfig: cannot read /nonexistent/config: No such file";
+    doctor(missing).assert_failure("kubevirt.api", &[said]);
     let options = serde_json::json!({"node": "n1", "kubelet": room.path(), "cgroups": room.path(), "kubeconfig": kubeconfig});
     let named = token.display().to_string();
     doctor(options.clone()).assert_failure("kubevirt.api", &[&named]);

@@ -81,7 +81,7 @@ pub(super) fn read(origin: &ConfigSource, old: &Config) -> Result<ConfigChanges,
     let usable = || {
         let new = (origin.read)()?;
         if let Some(records) = &new.records {
-            std::fs::read_dir(records).with_context(|| format!("reading {}", records.display()))?;
+            std::fs::read_dir(records).with_context(|| format!("cannot read {}", records.display()))?;
         }
         anyhow::Ok(new)
     };

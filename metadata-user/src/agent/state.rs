@@ -220,7 +220,7 @@ impl NodeState {
         let (keyring, key_file, mailboxes) = match &config.state {
             Some(directory) => {
                 let hint =
-                    || format!("opening the state directory {}; --state names another", directory.display());
+                    || format!("cannot open the state directory {}; --state names another", directory.display());
                 let mailboxes =
                     Mailboxes::open(&directory.join(MAILBOXES), outbox.clone(), &saves).with_context(hint)?;
                 mailboxes.set_former(former_records(directory));

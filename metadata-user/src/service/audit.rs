@@ -286,7 +286,10 @@ struct Writer {
 impl Writer {
     /// Opens the target and starts the thread.
     fn start(target: AuditTarget) -> anyhow::Result<Self> {
-        let sink = target.open().with_context(|| format!("opening the audit log {target:?}"))?;
+        let sink = target.open().with_context(|| match &target {
+            AuditTarget::Stderr => "cannot open the audit log on standard error".to_owned(),
+            AuditTarget::File { path, .. } => format!("cannot open the audit log {}", path.display()),
+        })?;
         let (chunks, lines) = sync_channel(CHUNKS);
         let shared = Arc::new(Shared::default());
         let its = Arc::clone(&shared);

@@ -77,7 +77,7 @@ pub fn run(
         let tree = form.tree(&documents).with_context(|| from.join(&name).display().to_string())?;
         let image = image(form, tree)?;
         let path: PathBuf = dir.join(Path::new(&name).with_extension("iso"));
-        private_file::replace(&path, &image).with_context(|| format!("writing {}", path.display()))?;
+        private_file::replace(&path, &image).with_context(|| format!("cannot write {}", path.display()))?;
         writeln!(
             out,
             "{}: {}, label {}, {} bytes",
@@ -107,7 +107,7 @@ fn image(form: ImageFormat, entries: Vec<InputEntry>) -> anyhow::Result<Vec<u8>>
     };
     let tree = InputTree::new(PathSeparator::ForwardSlash, entries);
     let image = IsoImageWriter::create(Cursor::new(Vec::new()), tree, options);
-    Ok(image.context("writing an ISO 9660 image")?.into_inner())
+    Ok(image.context("cannot write an ISO 9660 image")?.into_inner())
 }
 
 /// The answers of a record.

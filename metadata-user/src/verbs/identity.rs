@@ -150,7 +150,7 @@ fn print_jwks(
 /// Adds the public keys of a directory or a file.
 fn add(joined: &mut JoinedKeySet, path: &Path, algorithm: Algorithm) -> anyhow::Result<()> {
     let set = if path.is_dir() { of_directory(path, algorithm)? } else { of_file(path)? };
-    joined.add(&set).with_context(|| format!("reading {}", path.display()))
+    joined.add(&set).with_context(|| format!("cannot read {}", path.display()))
 }
 
 fn of_directory(path: &Path, algorithm: Algorithm) -> anyhow::Result<Value> {
@@ -167,7 +167,7 @@ fn of_directory(path: &Path, algorithm: Algorithm) -> anyhow::Result<Value> {
 }
 
 fn of_file(path: &Path) -> anyhow::Result<Value> {
-    let reading = || format!("reading {}", path.display());
+    let reading = || format!("cannot read {}", path.display());
     let mut bytes = Vec::new();
     let file = fs::File::open(path).with_context(reading)?;
     file.take(JWKS_BYTES + 1).read_to_end(&mut bytes).with_context(reading)?;
@@ -261,7 +261,7 @@ impl PublishArgs {
         for source in &self.sources {
             if source.starts_with(SCHEME) {
                 for set in sets(source).with_context(|| format!("fetching {source}"))? {
-                    joined.add(&set).with_context(|| format!("reading {source}"))?;
+                    joined.add(&set).with_context(|| format!("cannot read {source}"))?;
                 }
             } else {
                 add(&mut joined, Path::new(source), identity.algorithm)?;
@@ -298,7 +298,7 @@ fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     let aside = path.with_extension("new");
     fs::write(&aside, text)
         .and_then(|()| fs::rename(&aside, path))
-        .with_context(|| format!("writing {}", path.display()))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 // Fetches the public keys that agents publish.

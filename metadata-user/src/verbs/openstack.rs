@@ -50,7 +50,7 @@ impl OpenstackArgs {
         let mut settings = NeutronSettings::read(&files).context("reading Neutron's configuration")?;
         settings.set_secret_file(secret.clone());
         let written = settings.write_secret(&secret).with_context(|| {
-            format!("writing the secret to {}; --secret names another file", secret.display())
+            format!("cannot write the secret to {}; --secret names another file", secret.display())
         })?;
         if written {
             writeln!(remarks, "the secret is in {}", secret.display())?;

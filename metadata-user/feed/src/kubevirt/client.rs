@@ -9,7 +9,7 @@ use kube::api::{
     WatchParams,
 };
 use kube::client::{Body, ClientBuilder};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
 use kube::{Api, Client};
 use metadata_common::printable::printable;
@@ -75,8 +75,13 @@ async fn configured(options: &KubevirtOptions) -> Result<(kube::Config, Option<B
     let failed = |reason: String| FeedError::Vm { reason };
     let mut config = match &options.kubeconfig {
         Some(path) => {
-            let file = Kubeconfig::read_from(path)
-                .map_err(|error| failed(format!("kubevirt.kubeconfig: {}: {error}", path.display())))?;
+            let file = Kubeconfig::read_from(path).map_err(|error| match error {
+                // kube's words have the path a second time, as a type of Rust.
+                KubeconfigError::ReadConfig(error, _) => {
+                    failed(format!("kubevirt.kubeconfig: cannot read {}: {error}", path.display()))
+                }
+                error => failed(format!("kubevirt.kubeconfig: {}: {error}", path.display())),
+            })?;
             kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
                 .await
                 .map_err(|error| failed(format!("kubevirt.kubeconfig: {}: {error}", path.display())))?
