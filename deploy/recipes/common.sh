@@ -74,7 +74,8 @@ prepare() {
   [ "${#name}" -le 15 ] || fail "expected a NAME of at most 15 bytes, which the tap has too; found $name"
   ip tuntap add "$name" mode tap || fail "cannot make the tap $name; is there one, or are you not root?"
   tap=$name
-  [ -z "${BRIDGE:-}" ] || ip link set "$tap" master "$BRIDGE"
+  [ -z "${BRIDGE:-}" ] || ip link set "$tap" master "$BRIDGE" ||
+    fail "cannot put the tap on the bridge $BRIDGE; make it first, with DHCP for the guest"
   ip link set "$tap" up
   cat >"$room/record.yaml" <<EOF
 schema: vmrecord/1
@@ -94,6 +95,10 @@ EOF
   if [ "$code" -eq 4 ]; then
     registered=
     fail "another VM is registered as $name, or has its MAC or port; set NAME to another name"
+  fi
+  if [ "$code" -eq 5 ]; then
+    registered=
+    fail "no agent runs; start it first, or set RUN to its run directory"
   fi
   [ "$code" -eq 0 ] || fail "cannot register $name"
   : >"$console"

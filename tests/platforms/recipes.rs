@@ -231,6 +231,22 @@ const INTERRUPTING: &str = "#!/bin/sh\n\"$AGENT\" \"$@\"\ncode=$?\n\
                             [ \"$1\" != register ] || kill -TERM \"$PPID\"\nexit \"$code\"\n";
 
 #[privileged::test]
+fn a_recipe_without_its_bridge_or_an_agent_says_so_and_leaves_nothing() {
+    let node = Node::new();
+    fs::create_dir_all(node.path("bin")).expect("a directory");
+    write_script(&node.path("bin").join("qemu-system-x86_64"), STAND_IN).expect("a script");
+    for (bridge, expected) in
+        [("no-bridge", "cannot put the tap on the bridge no-bridge"), (host::BRIDGE, "no agent runs")]
+    {
+        let mut command = node.recipe("qemu", &node.path("bin")).expect("a recipe");
+        let output =
+            node.host.ns().output(command.env("BRIDGE", bridge).arg("-nodefaults")).expect("it runs");
+        assert!(output.status.code() == Some(1) && text(&output).contains(expected), "{bridge}: {output:?}");
+        node.is_clean(bridge);
+    }
+}
+
+#[privileged::test]
 fn a_recipe_that_is_interrupted_while_it_registers_takes_the_vm_out() {
     let node = Node::new();
     let _agent = node.agent().expect("an agent");
