@@ -219,8 +219,9 @@ impl NodeState {
         let saves = SaveQueue::default();
         let (keyring, key_file, mailboxes) = match &config.state {
             Some(directory) => {
-                let hint =
-                    || format!("cannot open the state directory {}; --state names another", directory.display());
+                let hint = || {
+                    format!("cannot open the state directory {}; --state names another", directory.display())
+                };
                 let mailboxes =
                     Mailboxes::open(&directory.join(MAILBOXES), outbox.clone(), &saves).with_context(hint)?;
                 mailboxes.set_former(former_records(directory));
@@ -393,13 +394,13 @@ impl NodeState {
         &self.saves
     }
 
-    /// Writes everything that is not on disk yet, before the agent ends or hands over. Returns what guests wrote and
-    /// the disk refused.
+    /// Writes everything that is not on disk yet, before the agent ends or hands over. Returns what the disk refused and
+    /// nobody can deliver again.
     pub fn save(&self) -> Option<UnsavedFiles> {
         self.save_asked();
         self.save_events();
         self.saves.flush();
-        self.saves.unsaved(StateFile::is_of_guest)
+        self.saves.unsaved(StateFile::is_irreplaceable)
     }
 
     /// Queues a write of the list of dialects that guests have used, if the list has grown since the last write.

@@ -42,10 +42,11 @@ pub enum StateFile {
 }
 
 impl StateFile {
-    /// Returns whether the file holds what a guest wrote, which nobody can deliver again.
+    /// Returns whether nobody can deliver again what the file holds: what a guest wrote, and the events that an operator
+    /// announced to guests, with their acknowledgements.
     #[must_use]
-    pub fn is_of_guest(&self) -> bool {
-        matches!(self, Self::Mailbox(_))
+    pub fn is_irreplaceable(&self) -> bool {
+        matches!(self, Self::Mailbox(_) | Self::Events)
     }
 }
 
@@ -378,20 +379,21 @@ mod tests {
         for n in 0..NAMED_MOST + 3 {
             queue.submit(mailbox(n), full.write("lost"));
         }
+        queue.submit(StateFile::Events, full.write("lost"));
         queue.submit(StateFile::Snapshot, full.write("lost"));
         queue.submit(StateFile::Dialects, disk.write("kept"));
         queue.flush();
         assert_eq!(disk.contents(), ["kept"]);
-        let unsaved = queue.unsaved(StateFile::is_of_guest).expect("it is reported");
-        assert_eq!((unsaved.count, unsaved.named.len()), (NAMED_MOST + 3, NAMED_MOST));
+        let unsaved = queue.unsaved(StateFile::is_irreplaceable).expect("it is reported");
+        assert_eq!((unsaved.count, unsaved.named.len()), (NAMED_MOST + 4, NAMED_MOST));
         let text = unsaved.to_string();
-        for part in ["data that VM vm-0 wrote, ", " and 3 more: ", "make room in the state directory"] {
+        for part in ["data that VM vm-0 wrote, ", " and 4 more: ", "make room in the state directory"] {
             assert!(text.contains(part), "no `{part}` in: {text}");
         }
         full.is_full.store(false, Ordering::Relaxed);
         queue.flush();
         assert_eq!(queue.unsaved(|_| true), None);
-        assert_eq!(full.contents().len(), NAMED_MOST + 4, "each was written once");
+        assert_eq!(full.contents().len(), NAMED_MOST + 5, "each was written once");
     }
 
     #[test]

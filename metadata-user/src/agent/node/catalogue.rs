@@ -356,7 +356,7 @@ impl RecordCatalogue {
         TouchedPorts { others, ..TouchedPorts::default() }
     }
 
-    /// Writes everything that is not on disk yet. Returns what guests wrote and the disk refused.
+    /// Writes everything that is not on disk yet. Returns what the disk refused and nobody can deliver again.
     pub(crate) fn save(&self) -> Option<UnsavedFiles> {
         self.state.save()
     }

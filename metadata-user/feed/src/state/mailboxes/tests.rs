@@ -256,7 +256,7 @@ fn a_failed_write_is_counted_and_the_guest_keeps_its_answer() {
     fs::remove_dir(&directory).expect("removed");
     saves.flush();
     assert_eq!(mailboxes.counts().saves_failed, 1);
-    let unsaved = saves.unsaved(StateFile::is_of_guest).expect("it is reported");
+    let unsaved = saves.unsaved(StateFile::is_irreplaceable).expect("it is reported");
     assert!(unsaved.to_string().contains(UUID), "{unsaved}");
     assert_filled(&mailbox);
     fs::create_dir(&directory).expect("made again");
