@@ -35,6 +35,10 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SinkError {
     #[error(
+        "expected to append to the file, found: {0}; make its directory, as the package's unit makes /var/log/xdp-imds"
+    )]
+    NoDirectory(io::Error),
+    #[error(
         "expected to append to the file, found: {0}; check its path and permissions; the package's unit lets the agent write to /var/log/xdp-imds, and for another directory add `ReadWritePaths=` with `systemctl edit xdp-imds`"
     )]
     File(io::Error),
@@ -192,7 +196,10 @@ fn append_line(path: &Path, line: &[u8]) -> Result<(), SinkError> {
     let mut options = OpenOptions::new();
     // Without O_NONBLOCK, open(2) of a FIFO without a reader waits for ever.
     options.append(true).create(true).mode(PRIVATE).custom_flags(libc::O_NONBLOCK);
-    let mut file = options.open(path).map_err(SinkError::File)?;
+    let mut file = options.open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => SinkError::NoDirectory(error),
+        _ => SinkError::File(error),
+    })?;
     let status = file.metadata().map_err(SinkError::File)?;
     if !status.is_file() {
         return Err(SinkError::NotAFile);

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::io::Read as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -122,6 +122,20 @@ pub(crate) fn dangling(path: &Path) -> Option<String> {
     is_missing.then(|| format!("a symbolic link to {}, which does not exist{hidden}", target.display()))
 }
 
+/// What a file is if it is not a regular one, and the remedy.
+pub(crate) fn irregular(metadata: &Metadata) -> Option<String> {
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        return None;
+    }
+    let kind = match (kind.is_dir(), kind.is_fifo()) {
+        (true, _) => "a directory",
+        (_, true) => "a FIFO",
+        _ => "a device or a socket",
+    };
+    Some(format!("{kind}, not a regular file; remove it, give it another name, or put a file in its place"))
+}
+
 /// Reads at most `limit + 1` bytes of a regular file; `None` if it does not exist.
 ///
 /// # Errors
@@ -134,8 +148,8 @@ pub(crate) fn read(path: &Path, limit: usize) -> io::Result<Option<Vec<u8>>> {
         }
         opened => opened?,
     };
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
+    if let Some(found) = irregular(&file.metadata()?) {
+        return Err(io::Error::other(found));
     }
     let mut bytes = Vec::new();
     File::take(file, limit as u64 + 1).read_to_end(&mut bytes)?;

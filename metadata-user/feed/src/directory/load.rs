@@ -12,7 +12,7 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use super::io as io_error;
-use crate::record_part::{self, TOO_OPEN};
+use crate::record_part::{self, TOO_OPEN, irregular};
 use crate::{FeedError, RejectedVm};
 use metadata_content::parser;
 use metadata_content::record::values::is_uuid;
@@ -264,8 +264,8 @@ impl Loading<'_> {
         // A FIFO must not block the feed: open without blocking, then check the file's type.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
         let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(io::Error::other("not a regular file"));
+        if let Some(found) = irregular(&metadata) {
+            return Err(io::Error::other(found));
         }
         self.look_at(path, &metadata);
         let mut bytes = Vec::new();

@@ -421,7 +421,20 @@ fn files_too_large_or_not_regular_are_refused_by_name() {
     fs::write(dir.path().join("big"), vec![b'x'; 65_536]).expect("user-data is written");
     assert!(load(dir.path(), "a.yaml", &RecordLimits::DEFAULT).expect("the record is there").record.is_ok());
     fs::create_dir(dir.path().join("d.yaml")).expect("a directory is made");
-    assert!(refusal("d.yaml").contains("not a regular file"), "{}", refusal("d.yaml"));
+    assert!(
+        refusal("d.yaml").contains("a directory, not a regular file; remove it"),
+        "{}",
+        refusal("d.yaml")
+    );
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        dir.path().join("f.yaml"),
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .expect("a FIFO is made");
+    assert!(refusal("f.yaml").contains("a FIFO, not a regular file"), "{}", refusal("f.yaml"));
     assert!(load(dir.path(), "none.yaml", &RecordLimits::DEFAULT).is_none());
 }
 

@@ -110,7 +110,8 @@ fn parse(
     }
     if record.sinks != Default::default() && !peer.is_owner() {
         return Err(forbidden(
-            "only root and the agent's own user may name `sinks`: the agent writes to them",
+            "only root and the agent's own user may name `sinks`, because the agent writes to them: leave them out, or \
+             register as root",
         ));
     }
     let json = record.to_json().map_err(|error| not_kept(&error.into()))?;
