@@ -60,6 +60,8 @@ pub enum ClientError {
 fn silence(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it accepts a request and is silent".into(),
+        io::ErrorKind::UnexpectedEof => "it closed the connection, as an agent that ends does".into(),
+        io::ErrorKind::InvalidData => "it sent something other than HTTP".into(),
         _ => error.to_string(),
     }
 }
@@ -197,7 +199,7 @@ fn read_head(stream: &mut impl io::Read) -> io::Result<(u16, Vec<u8>)> {
     let (mut answer, mut piece) = (Vec::new(), [0; 4_096]);
     loop {
         match stream.read(&mut piece) {
-            Ok(0) => return Err(io::ErrorKind::InvalidData.into()),
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(bytes) => answer.extend_from_slice(&piece[..bytes]),
             // The kernel does not restart a read that has a timeout (signal(7)).
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -311,6 +313,16 @@ mod tests {
         let text = error.to_string();
         assert!(matches!(error, ClientError::Mute(_)) && text.contains("is silent"), "{text}");
         assert!(text.contains("watchdog") && !text.contains("os error"), "{text}");
+    }
+
+    #[test]
+    fn an_agent_that_ends_is_told_apart_from_one_that_speaks_no_http() {
+        for (mut answer, said) in
+            [(&b"HTTP/1.1 2"[..], "closed the connection"), (b"\0\0", "other than HTTP")]
+        {
+            let text = ClientError::Mute(read_head(&mut answer).expect_err("no answer")).to_string();
+            assert!(text.contains(said), "{text}");
+        }
     }
 
     #[test]

@@ -59,7 +59,13 @@ pub(super) fn status(status: &AgentStatus, out: &mut dyn Write) -> io::Result<()
     list("shared UUID", shared, out)?;
     let more = status.pending_events.saturating_sub(status.events.len() as u64);
     let events = status.events.iter().map(|PendingEvent { vm, event, .. }| format!("{vm}: {event}"));
-    list("events", events.chain((more > 0).then(|| format!("and {more} more"))), out)?;
+    // With none of them listed, no record is in force for their VMs.
+    let rest = if status.events.is_empty() {
+        format!("{more} of VMs without a record")
+    } else {
+        format!("and {more} more")
+    };
+    list("events", events.chain((more > 0).then_some(rest)), out)?;
     for each in &status.sources {
         source(each, out)?;
     }
@@ -497,6 +503,14 @@ events      drain-1: freeze, scheduled for 2030-01-01T00:00:00Z
             assert!(said.starts_with("vnet0: frames from MAC 52:54:00:00:00:56 are dropped"), "{said}");
             assert!(said.contains(text), "{said}");
         }
+    }
+
+    #[test]
+    fn events_of_vms_without_a_record_are_counted() {
+        let mut out = Vec::new();
+        status(&AgentStatus { pending_events: 2, events: vec![], ..some() }, &mut out).expect("written");
+        let text = String::from_utf8(out).expect("text");
+        assert!(text.contains("\nevents      2 of VMs without a record\n"), "{text}");
     }
 
     #[test]
