@@ -125,6 +125,7 @@ impl Event {
                 let done = found.and_then(|(source, name)| {
                     instances::cancel_event(&run, source, &name, verb.id.as_str())
                 });
+                let done = done.map(|document| only(document, &verb.id));
                 verb.vm.common.finish(out, done, table)
             }
             EventVerb::Ls(List { vm }) => {
@@ -156,11 +157,17 @@ impl Add {
                 Some(wait) => {
                     instances::wait_for_acknowledgement(&run, source, &name, event.id.as_str(), wait)
                 }
-                None => Ok(document),
+                None => Ok(only(document, &event.id)),
             }
         });
         self.vm.common.finish(out, done, table)
     }
+}
+
+/// The document with only the event of this id.
+fn only(mut document: EventDocument, id: &Id) -> EventDocument {
+    document.events.retain(|known| known.event.id == *id);
+    document
 }
 
 fn table(document: &EventDocument, out: &mut dyn Write) -> io::Result<()> {
@@ -187,7 +194,19 @@ fn table(document: &EventDocument, out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::not_before;
+    use super::{EventDocument, Id, not_before, only, table};
+
+    #[test]
+    fn a_change_prints_only_the_event_that_it_names() {
+        let event = |id: &str| serde_json::json!({"id": id, "kind": "freeze", "state": "scheduled"});
+        let document = serde_json::json!({"incarnation": 2, "events": [event("a"), event("b")]});
+        let document: EventDocument = serde_json::from_value(document).expect("a document");
+        let id: Id = serde_json::from_value("b".into()).expect("an id");
+        let mut out = Vec::new();
+        table(&only(document, &id), &mut out).expect("written");
+        let text = String::from_utf8(out).expect("text");
+        assert!(text.lines().count() == 2 && text.contains("\nb   freeze"), "{text}");
+    }
 
     #[test]
     fn a_time_is_a_date_or_a_span_from_now() {

@@ -1,5 +1,6 @@
 //! `xdp-imds explain`: prints which dialect answers a request, the answer and the reason.
 
+use anyhow::bail;
 use metadata_common::addresses::{self, Connection};
 use metadata_common::printable::{Printable, printable_lines};
 use metadata_common::time::Now;
@@ -220,6 +221,13 @@ fn explanation(question: &ExplainRequest) -> anyhow::Result<Explanation> {
 }
 
 fn rendered(question: &ExplainRequest) -> anyhow::Result<Responses> {
+    if !question.record.try_exists().unwrap_or(true) {
+        let record = question.record.display();
+        bail!(
+            "cannot read the record {record}: there is no such file; name one. This verb asks no agent: what an agent \
+             serves, without its secrets, is written by `xdp-imds get --json NAME | jq .record`"
+        );
+    }
     let (record, _) = options::load(&question.record, &question.limits)?;
     Ok(dialect::render(&record, &mut Interner::new(), VmState::alone(record.owner_text())))
 }
@@ -405,6 +413,8 @@ mod tests {
         assert!(!said.contains("refused with"), "a condition is what is demanded: {said}");
         let said = explained("GET", "/v1/token", &["metadata: TRUE"]);
         assert!(said.contains("answer      200 OK"), "{said}");
+        let said = explained("GET", "/computeMetadata/v1/", &["Metadata-Flavor: Google"]);
+        assert!(said.contains("route       any method /computeMetadata/…\n"), "{said}");
     }
 
     #[test]
@@ -435,6 +445,17 @@ mod tests {
         let question = question(&recorded(dir.path()), "GET", "latest/user-data", &[]);
         let error = run(&question, false, &mut Vec::new()).expect_err("no path").to_string();
         assert!(error.contains("found `latest/user-data`; write `/latest/user-data`"), "{error}");
+    }
+
+    #[test]
+    fn a_name_that_is_no_file_is_refused_with_the_way_to_a_file() {
+        let question = question(std::path::Path::new("/nowhere/web-1"), "GET", "/latest", &[]);
+        let error = run(&question, false, &mut Vec::new()).expect_err("no file").to_string();
+        assert!(
+            error.contains("the record /nowhere/web-1: there is no such file")
+                && error.contains("xdp-imds get --json"),
+            "{error}"
+        );
     }
 
     #[test]

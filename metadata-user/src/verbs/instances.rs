@@ -10,7 +10,7 @@ use metadata_control::instances::{
     self, ApiProblem, Instance, InstancePort, InstanceVm, RegistrationConditions, RegistrationError,
     RegistrationOutcome, is_name,
 };
-use metadata_control::status::{ClientError, GuestState};
+use metadata_control::status::{ClientError, GuestState, InstanceState};
 use std::io::{self, Read as _, Write};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,9 @@ use crate::output;
 
 /// Most instances that an error names.
 const CANDIDATES_NAMED: usize = 4;
+/// What an instance without a port lacks.
+const UNPLACED: &str = "none: name the NIC's `port` in the record, or the port of its MAC with `ports` of the \
+                        configuration or --port";
 /// Pause before the next request to an agent that is busy.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -344,9 +347,12 @@ fn not_removable(run: &Path, name: &str) -> RegistrationError {
             RegistrationError::Problem(problem)
         }
         (RegistrationError::Problem(mut problem), Some(Instance { source, name: own, .. })) => {
+            let remedy = match source {
+                RecordSource::File => "remove its file from the directory of records",
+                _ => "which alone removes it",
+            };
             problem.detail = format!(
-                "`{name}` was not registered through the API: {}/{own} comes from the source {}, \
-                 which alone removes it",
+                "`{name}` was not registered through the API: {}/{own} comes from the source {}, {remedy}",
                 source.name(),
                 source.name()
             );
@@ -580,6 +586,9 @@ fn one(instance: &Instance, out: &mut dyn Write) -> io::Result<()> {
     ] {
         value.map_or(Ok(()), |value| row(out, name, &value))?;
     }
+    if instance.state == InstanceState::Unplaced {
+        row(out, "ports", UNPLACED)?;
+    }
     ports(&instance.ports, out)
 }
 
@@ -779,6 +788,16 @@ withheld    user_data
 ports       vnet0 52:54:00:00:00:01 not served, held by file/web.yaml, no such interface yet
 ";
         assert_eq!(String::from_utf8(out).expect("text"), expected);
+    }
+
+    #[test]
+    fn an_instance_without_a_port_says_where_to_name_one() {
+        let unplaced = Instance { state: InstanceState::Unplaced, ports: vec![], ..instance() };
+        let mut out = Vec::new();
+        one(&unplaced, &mut out).expect("written");
+        let text = String::from_utf8(out).expect("text");
+        let ports: Vec<_> = text.lines().filter(|line| line.starts_with("ports ")).collect();
+        assert!(ports.len() == 1 && ports[0].contains("`port` in the record"), "{text}");
     }
 
     #[test]

@@ -245,6 +245,9 @@ impl Methods {
 
 impl std::fmt::Display for Methods {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.contain(Method::Other) {
+            return f.write_str("any method");
+        }
         for (n, method) in self.iter().enumerate() {
             write!(f, "{}{}", if n == 0 { "" } else { ", " }, method.as_str())?;
         }
