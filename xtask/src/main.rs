@@ -11,6 +11,7 @@ use clap::{Parser, Subcommand};
 use shell::verbs;
 use start::{DEMO, KERNELS, LAB, LOAD, MAKE, Words};
 use std::ffi::OsString;
+use std::process::ExitCode;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Build, test and try xdp-imds")]
@@ -67,8 +68,8 @@ enum Verb {
     Unload(Words),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse_from(words(std::env::args_os())).verb {
+fn main() -> ExitCode {
+    shell::exit_code(match Cli::parse_from(words(std::env::args_os())).verb {
         Verb::Book(words) => MAKE.start("book", &words),
         Verb::BuildEbpf(words) => MAKE.start("build-ebpf", &words),
         Verb::Ci(args) => ci::run(&args),
@@ -91,7 +92,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Test(args) => test::run(&args),
         Verb::Traffic(words) => LAB.start("traffic", &words),
         Verb::Unload(words) => LOAD.start("unload", &words),
-    }
+    })
 }
 
 /// Returns the command line with `help VERB` turned into `VERB --help`, which has one meaning for every verb.

@@ -1,5 +1,6 @@
-//! Help costs no build: `cargo xtask VERB --help` starts nothing.
+//! Help costs no build: `cargo xtask VERB --help` starts nothing. Errors are for people.
 
+use shell::variables::BUILT;
 use std::process::Command;
 
 fn xtask(words: &[&str]) -> String {
@@ -9,6 +10,24 @@ fn xtask(words: &[&str]) -> String {
     let output = command.output().expect("it starts");
     assert!(output.status.success(), "{words:?}: {output:?}");
     String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn an_error_has_its_causes_and_no_backtrace() {
+    for (variable, value) in
+        [("RUST_BACKTRACE", "0"), ("RUST_BACKTRACE", "1"), ("RUST_LIB_BACKTRACE", "full")]
+    {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        command.args(["lab", "down"]).env("CARGO", "/nonexistent/cargo").env("PATH", "/nonexistent");
+        command.env_remove(BUILT).env(variable, value);
+        let output = command.output().expect("it starts");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            text, "Error: cannot run cargo: No such file or directory (os error 2)\n",
+            "{variable}={value}"
+        );
+        assert_eq!(output.status.code(), Some(1), "{variable}={value}");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod lab;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -34,11 +35,11 @@ enum Verb {
     Lab(lab::Args),
 }
 
-fn main() -> Result<()> {
-    match Cli::parse().verb {
+fn main() -> ExitCode {
+    shell::exit_code(match Cli::parse().verb {
         Verb::Demo(args) => run(&args),
         Verb::Lab(args) => lab::run(args),
-    }
+    })
 }
 
 // `cargo xtask demo`: guests on real taps ask the real agent. Each guest gets its own metadata, an impostor gets

@@ -18,6 +18,7 @@ mod run;
 
 use clap::{Parser, Subcommand};
 use shell::verbs;
+use std::process::ExitCode;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -32,8 +33,8 @@ enum Verb {
     Kernels(run::Args),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().verb {
+fn main() -> ExitCode {
+    shell::exit_code(match Cli::parse().verb {
         Verb::Kernels(args) => run::run(&args),
-    }
+    })
 }

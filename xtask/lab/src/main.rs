@@ -11,6 +11,7 @@ mod trial;
 
 use clap::{Parser, Subcommand};
 use shell::verbs;
+use std::process::ExitCode;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -39,8 +40,8 @@ enum Verb {
     Traffic(traffic::Args),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().verb {
+fn main() -> ExitCode {
+    shell::exit_code(match Cli::parse().verb {
         Verb::Guest(args) => guest::run(&args),
         Verb::Haul(args) => haul::run(&args),
         Verb::ImageTrial(args) => trial::run(&args),
@@ -48,5 +49,5 @@ fn main() -> anyhow::Result<()> {
         Verb::Storm(args) => storm::run(*args),
         Verb::StormGuests(args) => storm::guest::run(&args),
         Verb::Traffic(args) => traffic::run(&args),
-    }
+    })
 }

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use shell::verbs;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -28,12 +28,12 @@ enum Verb {
     Unload(load::UnloadArgs),
 }
 
-fn main() -> Result<()> {
-    match Cli::parse().verb {
+fn main() -> ExitCode {
+    shell::exit_code(match Cli::parse().verb {
         Verb::Load(args) => load::run(&args),
         Verb::Run(args) => run(&args),
         Verb::Unload(args) => load::unload(&args),
-    }
+    })
 }
 
 /// The agent's command line.

@@ -10,6 +10,7 @@ mod schemas;
 
 use clap::{Parser, Subcommand};
 use shell::verbs;
+use std::process::ExitCode;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -36,8 +37,8 @@ enum Verb {
     Schemas(schemas::Args),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().verb {
+fn main() -> ExitCode {
+    shell::exit_code(match Cli::parse().verb {
         Verb::Book(args) => book::run(&args),
         Verb::BuildEbpf(args) => build_ebpf::run(&args),
         Verb::Deb(args) => deb::run(&args),
@@ -45,5 +46,5 @@ fn main() -> anyhow::Result<()> {
         Verb::Image(args) => image::run(&args),
         Verb::Manifests(args) => manifests::run(&args),
         Verb::Schemas(args) => schemas::run(&args),
-    }
+    })
 }

@@ -7,8 +7,20 @@ use anyhow::{Context as _, Result, bail, ensure};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use variables::BUILT;
+
+/// Returns the exit code of a verb, and prints its error with all causes. There is no backtrace even if
+/// `RUST_BACKTRACE` asks for one: an error names what to do, and a panic still has one.
+pub fn exit_code(done: Result<()>) -> ExitCode {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// Returns the top directory of the project.
 pub fn top() -> &'static Path {

@@ -193,7 +193,6 @@ impl Site {
 
     fn run(&self, words: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-imds-load"));
-        command.env("RUST_BACKTRACE", "0");
         command.args(words).arg("--json").arg("--host");
         command.args(self.hypervisors.iter().map(|one| &one.name));
         let config = self.room.path().join("ssh_config");
