@@ -408,7 +408,8 @@ fn metadata_and_keys_are_published_as_files() {
     fs::remove_dir_all(directory.path().join("keys")).expect("removed");
     fs::create_dir(directory.path().join("keys")).expect("a directory");
     let refused = publish(&config, &["--out", &out]);
-    assert!(!refused.status.success() && said(&refused).contains("expected a key"), "{}", said(&refused));
+    let text = said(&refused);
+    assert!(!refused.status.success() && text.contains("nothing is published: expected a key"), "{text}");
     assert_eq!(read("jwks.json")["keys"].as_array().map(Vec::len), Some(2), "the last set stays");
 }
 

@@ -245,8 +245,9 @@ pub fn how_to_make(algorithm: Algorithm, directory: &Path) -> String {
     let directory = directory.display();
     match algorithm {
         Algorithm::Rs256 => format!(
-            "make one with `(umask 077; openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:3072 -out \
-             {directory}/$(date -u +%Y%m%dT%H%M%SZ).pem)`, or set `identity.algorithm: ES256`"
+            "make one with `(umask 077; mkdir -p {directory}; openssl genpkey -algorithm RSA \
+             -pkeyopt rsa_keygen_bits:3072 -out {directory}/$(date -u +%Y%m%dT%H%M%SZ).pem)`, \
+             or set `identity.algorithm: ES256`"
         ),
         Algorithm::Es256 => format!("make one with `xdp-imds identity key {directory}`"),
         Algorithm::EdDsa => format!("make one with `xdp-imds identity key {directory} --algorithm EdDSA`"),
@@ -413,7 +414,7 @@ mod tests {
             (
                 Algorithm::Rs256,
                 false,
-                &["a key for RS256 in ", "openssl genpkey -algorithm RSA", "algorithm: ES256"],
+                &["a key for RS256 in ", "mkdir -p /", "openssl genpkey -algorithm RSA", "algorithm: ES256"],
             ),
             (
                 Algorithm::EdDsa,

@@ -68,7 +68,8 @@ pub enum SigningKeyError {
     NotRsa,
     /// RSA keys come from elsewhere.
     #[error(
-        "RS256 keys are not made here; run: openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:3072 -out FILE.pem"
+        "RS256 keys are not made here; run `(umask 077; openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:3072 \
+         -out FILE.pem)`"
     )]
     NotMade,
     /// The system's random numbers failed, or a key refused to sign.

@@ -226,7 +226,7 @@ struct PublishArgs {
 
 impl PublishArgs {
     fn run(self, out: &mut impl Write) -> anyhow::Result<()> {
-        let documents = self.documents()?;
+        let documents = self.documents().context("nothing is published")?;
         match (&self.out, &self.config_map) {
             (Some(directory), _) => {
                 fs::create_dir_all(directory)
@@ -253,7 +253,9 @@ impl PublishArgs {
         let file = self.config.display();
         let config = Config::read(&self.config)?;
         config.validate()?;
-        let identity = config.identity.with_context(|| format!("{file}: expected `identity`, found none"))?;
+        let identity = config.identity.with_context(|| {
+            format!("{file}: expected `identity` with the issuer and its keys, found none; --config names another file")
+        })?;
         let mut joined = JoinedKeySet::default();
         if self.sources.is_empty() {
             add(&mut joined, &identity.keys, identity.algorithm)?;
