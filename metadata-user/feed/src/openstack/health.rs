@@ -194,6 +194,12 @@ impl OpenstackHealth {
                 "`openstack network agent list` does not show this agent as alive: {reason}; guests are served: {LISTED_BY}"
             )
         }));
+        // `answered` is `None` until each of them has answered: the note names those that are missing.
+        let silent: Vec<_> =
+            peers.iter().filter(|(_, state)| state.answered.is_none()).map(|(peer, _)| peer.name()).collect();
+        let is_partly_read = !silent.is_empty() && silent.len() < peers.len();
+        let notes = is_partly_read
+            .then(|| format!("no answer yet from {}; the others have answered", silent.join(" and ")));
         // The last of all first answers.
         let answered = peers.iter().map(|(_, state)| state.answered).min().flatten();
         let failing = peers.iter().find_map(|(peer, state)| {
@@ -212,8 +218,8 @@ impl OpenstackHealth {
             answered: answered.map(ago),
             failing,
             failures,
+            notes: notes.into_iter().collect(),
             problems,
-            ..SourceHealth::default()
         }
     }
 }
@@ -273,8 +279,15 @@ mod tests {
             assert!(words.iter().all(|word| said.contains(word)), "{what}: {said}");
         }
         let health = OpenstackHealth::new();
+        let notes = |health: &OpenstackHealth| {
+            health.report(&OpenstackOptions::default(), 0, Instant::now()).notes.concat()
+        };
+        assert_eq!(notes(&health), "", "nobody has answered, which `answered` says");
+        [OpenstackPeer::Ovsdb, OpenstackPeer::Southbound].iter().for_each(|peer| health.on_answer(*peer));
         health.on_failure(OpenstackPeer::Nova, "no".into());
+        assert_eq!(notes(&health), "no answer yet from nova; the others have answered");
         health.on_nova_answer(StatusCode(200));
+        assert_eq!(notes(&health), "");
         let report = health.report(&OpenstackOptions::default(), 0, Instant::now());
         assert_eq!((report.problems.len(), report.failing), (0, None));
     }
