@@ -630,7 +630,7 @@ fn an_ordinary_user_is_told_to_be_root_and_nothing_else() {
 }
 
 #[privileged::test]
-fn without_options_doctor_reads_the_configuration_of_the_service() {
+fn without_a_source_doctor_reads_the_configuration_of_the_service() {
     let room = tempfile::tempdir().expect("a directory");
     let file = room.path().join("config.yaml");
     fs::write(&file, "records: /nonexistent/of-the-service\n").expect("written");
@@ -646,7 +646,12 @@ fn without_options_doctor_reads_the_configuration_of_the_service() {
     report.assert_failure("directory", &["/nonexistent/of-the-service"]);
     let check = report.checks.iter().find(|check| check.name == "configuration").expect("a check");
     assert!(check.found.contains("/etc/xdp-imds/config.yaml can be used"), "{check:?}");
-    // With an option, it checks what `serve` would do with that option.
+    // An option that names no source overrides the file.
+    let state = room.path().display().to_string();
+    let with_state = doctor(&["--state", &state]);
+    with_state.assert_failure("directory", &["/nonexistent/of-the-service"]);
+    assert!(with_state.checks.iter().any(|check| check.found.contains(&state)), "{with_state:#?}");
+    // With a source, it checks what `serve` would do with that option.
     let other = doctor(&["--records", &room.path().display().to_string()]);
     assert!(!other.checks.iter().any(|check| check.found.contains("of-the-service")), "{other:#?}");
 }

@@ -101,7 +101,8 @@ pub fn run(question: &DoctorRequest, out: &mut dyn Write) -> anyhow::Result<Exit
 
 /// The text after the options in `doctor --help`. It explains the printed lines.
 pub const LINES: &str = "\
-Without options it checks /etc/xdp-imds/config.yaml, which the packages and manifests install, if there is one.
+Unless --config, --records or --port says what to serve, it checks /etc/xdp-imds/config.yaml, which the packages \
+and manifests install, if there is one. Other options override that file.
 
 Each line shows the result of one check and the state found:
   ok    no problem
@@ -123,11 +124,10 @@ impl DoctorArgs {
     /// Reads and validates the configuration.
     #[must_use]
     pub fn question(self) -> DoctorRequest {
-        let is_default = self.options == ConfigOverrides::default();
         let options = self.options.or_default_file();
         let file = options.file().map(Into::into);
+        let lacks_file = !options.names_source();
         let config = options.config().and_then(|config| config.validate().map(|()| config));
-        let lacks_file = is_default && file.is_none();
         DoctorRequest { config: config.map_err(|error| error.to_string()), file, lacks_file, json: self.json }
     }
 }

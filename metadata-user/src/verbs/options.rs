@@ -71,7 +71,14 @@ impl ConfigOverrides {
         self.config.as_deref()
     }
 
-    /// These options; without any, those of the service, whose unit and pods read [`DEFAULT_FILE`], if there is one.
+    /// Whether an option says what to serve.
+    #[must_use]
+    pub fn names_source(&self) -> bool {
+        self.config.is_some() || self.records.is_some() || !self.ports.is_empty()
+    }
+
+    /// These options; if none says what to serve, they override the configuration of the service, whose unit and pods
+    /// read [`DEFAULT_FILE`], if there is one.
     #[must_use]
     pub fn or_default_file(self) -> Self {
         self.or_file(Path::new(DEFAULT_FILE))
@@ -79,7 +86,7 @@ impl ConfigOverrides {
 
     /// A file that this user may not see counts as there, so that reading it gives the reason.
     fn or_file(self, file: &Path) -> Self {
-        if self == Self::default() && file.try_exists().unwrap_or(true) {
+        if !self.names_source() && file.try_exists().unwrap_or(true) {
             return Self { config: Some(file.into()), ..self };
         }
         self
@@ -246,6 +253,11 @@ mod tests {
         assert!(!chosen(), "there is none");
         std::fs::write(&file, "").expect("written");
         assert!(chosen(), "it is there");
+        let path = || Some(room.path().to_owned());
+        let with_state = ConfigOverrides { state: path(), ..ConfigOverrides::default() }.or_file(&file);
+        assert_eq!((with_state.config.as_deref(), with_state.state), (Some(&*file), path()));
+        let with_records = ConfigOverrides { records: path(), ..ConfigOverrides::default() }.or_file(&file);
+        assert_eq!(with_records.config, None, "the option says what to serve");
         // As root every directory can be searched; a loop of links fails for everybody.
         std::fs::remove_file(&file).expect("removed");
         symlink(&file, &file).expect("a link");
