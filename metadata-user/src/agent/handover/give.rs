@@ -98,7 +98,9 @@ async fn promise(node: &Node, wire: &mut Wire, close: impl AsyncFnOnce()) -> any
     // No write is under way: each worker has had a turn since answers were frozen. The next agent reads what guests
     // wrote from the disk, so it would lose what is not there.
     if let Some(unsaved) = node.catalogue.save() {
-        anyhow::bail!("{unsaved}; then take over again, or stop this agent to give up what is not on disk");
+        anyhow::bail!(
+            "{unsaved}; then take over again, or stop the running agent to give up what is not on disk"
+        );
     }
     close().await;
     info!(connections, "another agent takes over: serving the connections here until they end");
