@@ -3,6 +3,8 @@
 //! Only integers and byte arrays cross this boundary. Every padding byte is a named field. The size of each
 //! layout is asserted at compile time.
 
+use core::fmt;
+
 use crate::answer::SEGMENT_V4;
 use crate::cookie::{CookieKey, TcpOptions};
 
@@ -124,6 +126,9 @@ pub const LONG_RESPONSE_BYTES: usize = 1_460;
 /// Maximum number of counters of answers to requests.
 pub const MAX_ANSWER_COUNTERS: u32 = 1_024;
 
+/// Bytes of a session token, which are all in base64.
+pub const TOKEN_BYTES: usize = 56;
+
 /// Size in bytes of the ring of records of answers: about 10,000 of them.
 pub const RECORD_BYTES: u32 = 256 * 1024;
 
@@ -207,6 +212,8 @@ pub mod name {
     pub const DOCUMENTS: &str = "DOCUMENTS";
     /// `ARRAY`, mapped into user space: slot → [`CommonUses`](super::CommonUses).
     pub const COMMON_USES: &str = "COMMON_USES";
+    /// `ARRAY` slot → [`SlotToken`](super::SlotToken): the session token that the guest uses.
+    pub const TOKENS: &str = "TOKENS";
     /// `HASH` [`Document::body`](super::Document::body) → bytes of a response.
     pub const BODIES: &str = "BODIES";
     /// As `BODIES`, for longer responses.
@@ -521,6 +528,22 @@ impl CommonUses {
     }
 }
 
+/// A session token that a worker has accepted from a slot's guest. A request with these bytes in this place may get a
+/// document that needs a token. The kernel reads it while user space may be writing it. What it then takes for the token
+/// is one that was accepted, or bytes of two that were.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SlotToken {
+    /// The monotonic time in nanoseconds until which it is valid.
+    pub until_ns: u64,
+    /// The edition of the slot for which it was accepted: another VM may have the slot in the next one.
+    pub edition: u32,
+    /// Bytes from the start of the token to the end of the request.
+    pub from_end: u32,
+    /// The bytes of the token.
+    pub words: [u64; TOKEN_BYTES / 8],
+}
+
 /// What all answers to requests have in common.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -706,6 +729,14 @@ impl DocumentKey {
         Self { slot: u32::MAX, edition: 0, request }
     }
 
+    /// The key of a document that only requests with a valid token get, or the key itself. Numbers of editions do not
+    /// reach the bit.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_token(self, has_token: bool) -> Self {
+        Self { edition: self.edition | (has_token as u32) << 31, ..self }
+    }
+
     /// The key in the layout of the map.
     #[must_use]
     pub fn to_words(self) -> [u64; 2] {
@@ -730,6 +761,24 @@ impl Document {
             [0; 4]
         );
         words(&bytes)
+    }
+}
+
+impl SlotToken {
+    /// The value in the layout of the map.
+    #[must_use]
+    pub fn to_words(self) -> [u64; 9] {
+        let bytes: [u8; 16] =
+            join!(self.until_ns.to_ne_bytes(), self.edition.to_ne_bytes(), self.from_end.to_ne_bytes());
+        let ([until, place], [a, b, c, d, e, f, g]) = (words(&bytes), self.words);
+        [until, place, a, b, c, d, e, f, g]
+    }
+}
+
+impl fmt::Debug for SlotToken {
+    /// Omits the token, which is a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlotToken").field("edition", &self.edition).finish_non_exhaustive()
     }
 }
 

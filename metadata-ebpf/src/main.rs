@@ -32,7 +32,7 @@ use aya_ebpf::helpers::generated::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail};
 use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
 use aya_log_ebpf::warn;
-use metadata_common::answer::request::{find, long, write};
+use metadata_common::answer::request::{hide_token, long, look_up, prove, show_token, write};
 use metadata_common::answer::{Editor as _, Reply, answer_sound, is_sound};
 use metadata_common::classify::Reader;
 use metadata_common::decide::{Decision, Delivery, Tables as _, decide, deliver};
@@ -177,7 +177,12 @@ const BEGUN: u64 = 3;
 /// Answers a request from the published documents.
 #[inline(always)]
 fn answer_request(context: &XdpContext, ingress: &Ingress, slot: Slot) -> u64 {
-    let surplus = find_answer(context, ingress, slot);
+    if prove_request(context, ingress, slot) == 0 {
+        return UNANSWERED;
+    }
+    find_token(context, ingress);
+    let surplus = find_answer(context, ingress);
+    restore_token(context);
     if surplus == LONG_ANSWER {
         // `request_tcx` reaches no other device.
         return if home_device(slot).is_some() { begin_answer(context, ingress) } else { UNANSWERED };
@@ -188,17 +193,52 @@ fn answer_request(context: &XdpContext, ingress: &Ingress, slot: Slot) -> u64 {
     write_answer(context, ingress)
 }
 
-/// Finds the answer to a request. Returns by how many bytes its frame is longer than the request's, or [`NO_ANSWER`] or
-/// [`LONG_ANSWER`]. Not inlined, to limit the stack.
+/// Returns 1 if the segment is a request that the kernel may answer, else 0. Not inlined, to limit the stack.
 #[inline(never)]
-fn find_answer(context: &XdpContext, ingress: &Ingress, slot: Slot) -> i32 {
+fn prove_request(context: &XdpContext, ingress: &Ingress, slot: Slot) -> u64 {
     let Some(request) = tables::ANSWERING.get_ptr_mut(0) else {
-        return NO_ANSWER;
+        return 0;
     };
     // SAFETY: the map returned this pointer to a live, aligned value of this CPU, which no other CPU writes.
     let request = unsafe { &mut *request };
+    prove(&Frame::anew(context), slot, ingress.now_ns(), ingress, request).is_some().into()
+}
+
+/// Hides the token of a request that [`prove_request`] has accepted. Not inlined, to limit the stack.
+#[inline(never)]
+fn find_token(context: &XdpContext, ingress: &Ingress) -> u64 {
+    let Some(request) = tables::ANSWERING.get_ptr_mut(0) else {
+        return 0;
+    };
+    // SAFETY: as in `prove_request`.
+    let request = unsafe { &mut *request };
+    hide_token(&mut Frame::anew(context), ingress, request);
+    1
+}
+
+/// Restores what [`find_token`] has hidden. Not inlined, to limit the stack.
+#[inline(never)]
+fn restore_token(context: &XdpContext) -> u64 {
+    let Some(request) = tables::ANSWERING.get_ptr(0) else {
+        return 0;
+    };
+    // SAFETY: as in `prove_request`.
+    let request = unsafe { &*request };
+    show_token(&mut Frame::anew(context), request);
+    1
+}
+
+/// Finds the answer to a request that [`prove_request`] has accepted. Returns by how many bytes its frame is longer than the
+/// request's, or [`NO_ANSWER`] or [`LONG_ANSWER`]. Not inlined, to limit the stack.
+#[inline(never)]
+fn find_answer(context: &XdpContext, ingress: &Ingress) -> i32 {
+    let Some(request) = tables::ANSWERING.get_ptr_mut(0) else {
+        return NO_ANSWER;
+    };
+    // SAFETY: as in `prove_request`.
+    let request = unsafe { &mut *request };
     let frame = Frame::anew(context);
-    match find(&frame, slot, ingress.now_ns(), ingress, request) {
+    match look_up(&frame, ingress, request) {
         Some(()) if request.is_long() => LONG_ANSWER,
         Some(()) => request.frame_length() as i32 - frame.len() as i32,
         None => NO_ANSWER,
@@ -214,7 +254,7 @@ fn write_answer(context: &XdpContext, ingress: &Ingress) -> u64 {
     let Some(request) = tables::ANSWERING.get_ptr(0) else {
         return UNWRITABLE;
     };
-    // SAFETY: as in `find_answer`.
+    // SAFETY: as in `prove_request`.
     let request = unsafe { &*request };
     // The guest repeats a request that is dropped here.
     match write(&mut Frame::anew(context), request, ingress) {
@@ -229,7 +269,7 @@ fn begin_answer(context: &XdpContext, ingress: &Ingress) -> u64 {
     let Some(request) = tables::ANSWERING.get_ptr(0) else {
         return UNWRITABLE;
     };
-    // SAFETY: as in `find_answer`.
+    // SAFETY: as in `prove_request`.
     let request = unsafe { &*request };
     match long::begin(&mut Frame::anew(context), request, ingress) {
         Some(()) => BEGUN,

@@ -8,7 +8,7 @@ use aya_ebpf::maps::{Array, DevMap, DevMapHash, HashMap, PerCpuArray, ProgramArr
 use aya_ebpf::programs::{TcContext, XdpContext};
 use metadata_common::answer;
 use metadata_common::answer::request::{
-    AnswerableRequest, ConnectionEntry, EditionEntry, PublishedDocuments, Words,
+    AnswerableRequest, ConnectionEntry, EditionEntry, PublishedDocuments, TokenEntry, Words,
 };
 use metadata_common::bucket;
 use metadata_common::classify::{Reader as _, ServedAddresses};
@@ -21,7 +21,7 @@ use metadata_common::maps::{
     DocumentKey, EVENT_BYTES, Edition, Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey, InheritedState,
     LONG_RESPONSE_BYTES, MAX_ANSWER_COUNTERS, MAX_BODIES, MAX_COMMON_DOCUMENTS, MAX_DOCUMENTS, MAX_DRAINING,
     MAX_HUBS, MAX_LONG_BODIES, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_BYTES, NUMBER_WORD, PortKey,
-    RECORD_BYTES, RECORD_RESERVE, RESPONSE_BYTES, SERVED, ServedDate, Slot,
+    RECORD_BYTES, RECORD_RESERVE, RESPONSE_BYTES, SERVED, ServedDate, Slot, SlotToken,
 };
 use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;
@@ -82,6 +82,8 @@ static DOCUMENTS: HashMap<DocumentKey, Document> =
     HashMap::with_max_entries(MAX_DOCUMENTS, BPF_F_NO_PREALLOC);
 #[map]
 static COMMON_USES: Array<[u64; COMMON_WORDS]> = Array::with_max_entries(MAX_SLOTS, BPF_F_MMAPABLE);
+#[map]
+static TOKENS: Array<SlotToken> = Array::with_max_entries(MAX_SLOTS, 0);
 #[map]
 static BODIES: HashMap<u64, [u8; RESPONSE_BYTES]> = HashMap::with_max_entries(MAX_BODIES, BPF_F_NO_PREALLOC);
 #[map]
@@ -334,6 +336,7 @@ impl PublishedDocuments for Ingress {
     type Bytes = Body;
     type Connection = Answered;
     type Edition = SlotEdition;
+    type Token = TokenOfSlot;
 
     #[inline(always)]
     fn edition(&self, slot: Slot) -> Option<SlotEdition> {
@@ -341,11 +344,16 @@ impl PublishedDocuments for Ingress {
     }
 
     #[inline(always)]
-    fn document(&self, slot: Slot, edition: u32, request: u64) -> Option<Document> {
-        if let Some(own) = published(DocumentKey { slot, edition, request }) {
+    fn token(&self, slot: Slot) -> Option<TokenOfSlot> {
+        TOKENS.get_ptr(slot).map(TokenOfSlot)
+    }
+
+    #[inline(always)]
+    fn document(&self, slot: Slot, edition: u32, request: u64, has_token: bool) -> Option<Document> {
+        if let Some(own) = published(DocumentKey { slot, edition, request }.with_token(has_token)) {
             return Some(own);
         }
-        let common = published(DocumentKey::common(request))?;
+        let common = published(DocumentKey::common(request).with_token(has_token))?;
         let index = common.common;
         if index >= MAX_COMMON_DOCUMENTS {
             return None;
@@ -446,6 +454,45 @@ impl EditionEntry for SlotEdition {
         let place = unsafe { &raw mut (*self.0).full_at_ns };
         // SAFETY: as in `load`; one aligned u64.
         unsafe { place.write_volatile(full_at_ns) };
+    }
+}
+
+/// An entry of `TOKENS`. User space may write it at any time, so it is read word by word and never referenced.
+pub(crate) struct TokenOfSlot(*const SlotToken);
+
+impl TokenEntry for TokenOfSlot {
+    #[inline(always)]
+    fn until_ns(&self) -> u64 {
+        // SAFETY: the map returned this pointer to a live, aligned value, and the field lies inside it.
+        let place = unsafe { &raw const (*self.0).until_ns };
+        // SAFETY: as above; one aligned u64, of which any value is valid.
+        unsafe { place.read_volatile() }
+    }
+
+    #[inline(always)]
+    fn edition(&self) -> u32 {
+        // SAFETY: as in `until_ns`.
+        let place = unsafe { &raw const (*self.0).edition };
+        // SAFETY: as in `until_ns`; one aligned u32.
+        unsafe { place.read_volatile() }
+    }
+
+    #[inline(always)]
+    fn distance_from_end(&self) -> u32 {
+        // SAFETY: as in `until_ns`.
+        let place = unsafe { &raw const (*self.0).from_end };
+        // SAFETY: as in `edition`.
+        unsafe { place.read_volatile() }
+    }
+
+    #[inline(always)]
+    fn word(&self, number: usize) -> u64 {
+        // SAFETY: as in `until_ns`.
+        let words: *const u64 = unsafe { (&raw const (*self.0).words).cast() };
+        // SAFETY: the number is that of a word, so the place lies inside the value.
+        let place = unsafe { words.add(number) };
+        // SAFETY: as in `until_ns`.
+        unsafe { place.read_volatile() }
     }
 }
 

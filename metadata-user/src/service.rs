@@ -30,8 +30,8 @@ use metadata_datapath::stack::{FramePreview, RefusedRequests, Service};
 
 pub use connection::HttpConnection;
 pub use handover_answers::{AnswerStage, HandedRequest, HandoverAnswers, QUESTIONS};
-pub(crate) use learning::is_plain;
 pub use learning::{DocumentCounts, REPORTS, ReportedRequest, RequestForm, RequestReports};
+pub(crate) use learning::{is_plain, now_ns};
 pub use worker_counts::{BOUNDS_NS, Latencies, WaitEnd, WaitReason, WorkerCounts};
 
 /// The answer to a request.

@@ -82,9 +82,14 @@ impl Node {
 
 /// A request as most clients send it. The connection stays open.
 fn request(path: &str) -> Vec<u8> {
+    request_with("GET", path, "")
+}
+
+/// A request with more header fields.
+fn request_with(method: &str, path: &str, more: &str) -> Vec<u8> {
     let fields =
         "Host: 169.254.169.254\r\nUser-Agent: Cloud-Init/25.1\r\nAccept: */*\r\nConnection: keep-alive";
-    format!("GET {path} HTTP/1.1\r\n{fields}\r\n\r\n").into_bytes()
+    format!("{method} {path} HTTP/1.1\r\n{fields}\r\n{more}\r\n").into_bytes()
 }
 
 /// The whole answer at the start of these bytes; `None` while it is incomplete.
@@ -97,8 +102,12 @@ fn complete(received: &[u8]) -> Option<(u16, Vec<u8>)> {
 
 /// Sends one more request on an open connection.
 fn ask_again(station: &mut Station, talk: &mut Talk, path: &str) -> Result<(u16, Vec<u8>)> {
+    exchange(station, talk, &request(path))
+}
+
+fn exchange(station: &mut Station, talk: &mut Talk, request: &[u8]) -> Result<(u16, Vec<u8>)> {
     talk.received.clear();
-    let said = talk.transmit(&request(path));
+    let said = talk.transmit(request);
     station.until(talk, &said, |talk| complete(&talk.received).is_some())?;
     let answer = complete(&talk.received);
     Ok(answer.expect("it is complete"))
@@ -106,8 +115,12 @@ fn ask_again(station: &mut Station, talk: &mut Talk, path: &str) -> Result<(u16,
 
 /// Sends one request on a new connection, and closes it.
 fn ask(station: &mut Station, path: &str) -> Result<(u16, Vec<u8>)> {
+    send(station, &request(path))
+}
+
+fn send(station: &mut Station, request: &[u8]) -> Result<(u16, Vec<u8>)> {
     let mut talk = station.open(TO)?;
-    let answer = ask_again(station, &mut talk, path)?;
+    let answer = exchange(station, &mut talk, request)?;
     let fin = talk.finish();
     station.until(&mut talk, &[fin], |talk| talk.ended)?;
     Ok(answer)
@@ -494,6 +507,107 @@ fn the_next_agent_publishes_what_guests_of_the_former_one_have_asked() {
     for path in PATHS {
         until_the_kernel_answers(&agent, &mut stations[THIRD], path);
     }
+}
+
+/// Gets a session token of EC2.
+fn session_token(station: &mut Station, seconds: u32) -> String {
+    let lifetime = format!("X-aws-ec2-metadata-token-ttl-seconds: {seconds}\r\n");
+    let (status, token) =
+        send(station, &request_with("PUT", "/latest/api/token", &lifetime)).expect("a token");
+    assert_eq!(status, 200);
+    String::from_utf8(token).expect("base64")
+}
+
+/// A request for the instance's name, which needs a token.
+fn request_by_token(token: &str) -> Vec<u8> {
+    let field = format!("X-aws-ec2-metadata-token: {token}\r\n");
+    request_with("GET", "/latest/meta-data/local-hostname", &field)
+}
+
+/// A node whose VMs need session tokens, and an agent that has learned a request with one. Runs a test with the third
+/// guest, to whose request with a token the kernel gives this answer.
+fn with_tokens(test: impl FnOnce(&Node, &Agent<'_>, &mut [Station], &(u16, Vec<u8>))) {
+    let mut node = Node::new(Shape::default());
+    for number in 0..usize::from(GUESTS) {
+        node.write(number, |record| record["serve"] = json!({ "imdsv2": "required" }));
+    }
+    let mut stations = std::mem::take(&mut node.stations);
+    let agent = node.agent("");
+    let mut own = None;
+    for station in &mut stations {
+        let token = session_token(station, 60);
+        own = Some(send(station, &request_by_token(&token)).expect("an answer"));
+    }
+    let own = own.expect("three stations");
+    let answered = eventually(PATIENCE, || {
+        let token = session_token(&mut stations[THIRD], 60);
+        let before = by_kernel(&agent);
+        let answer = send(&mut stations[THIRD], &request_by_token(&token))?;
+        ensure!(by_kernel(&agent) > before, "a worker has answered");
+        Ok(answer)
+    });
+    let answered = answered.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
+    assert_eq!(answered, own, "the kernel's answer is the worker's");
+    test(&node, &agent, &mut stations, &own);
+}
+
+#[privileged::test]
+fn a_request_with_a_session_token_is_answered_for_its_own_vm_only() {
+    with_tokens(|_, agent, stations, own| {
+        let others = session_token(&mut stations[0], 60);
+        let token = session_token(&mut stations[THIRD], 60);
+        let third = &mut stations[THIRD];
+        let mut nearly = token.clone().into_bytes();
+        nearly[30] ^= 1;
+        let nearly = String::from_utf8(nearly).expect("ASCII");
+        for (what, token) in [("another VM's", &others), ("a changed one", &nearly), ("none", &String::new())]
+        {
+            let before = by_kernel(agent);
+            let (status, _) = send(third, &request_by_token(token)).expect("an answer");
+            assert_eq!((status, by_kernel(agent) - before), (401, 0), "{what}");
+        }
+        let before = by_kernel(agent);
+        assert_eq!(send(third, &request_by_token(&token)).expect("an answer"), *own);
+        assert_eq!(by_kernel(agent) - before, 1, "the third guest's token is still valid");
+    });
+}
+
+#[privileged::test]
+fn a_session_token_that_has_expired_is_refused() {
+    with_tokens(|_, _, stations, own| {
+        let third = &mut stations[THIRD];
+        let token = session_token(third, 2);
+        assert_eq!(send(third, &request_by_token(&token)).expect("an answer"), *own);
+        eventually(PATIENCE, || {
+            let (status, _) = send(third, &request_by_token(&token))?;
+            ensure!(status == 401, "{status}");
+            Ok(())
+        })
+        .expect("it expires");
+    });
+}
+
+#[privileged::test]
+fn a_session_token_outlives_a_change_of_the_record_and_gets_the_new_answer() {
+    with_tokens(|node, _, stations, own| {
+        let third = &mut stations[THIRD];
+        let token = session_token(third, 60);
+        node.write(THIRD, |record| {
+            record["serve"] = json!({ "imdsv2": "required" });
+            record["hostname"] = json!({ "short": "another", "domain": "example.org" });
+        });
+        eventually(PATIENCE, || {
+            let (status, content) = send(third, &request_by_token(&token))?;
+            ensure!((status, &content) != (own.0, &own.1), "the former record");
+            assert_eq!((status, &*content), (200, &b"another.example.org"[..]));
+            Ok(())
+        })
+        .expect("the new record");
+        for _ in 0..3 {
+            let (_, content) = send(third, &request_by_token(&token)).expect("an answer");
+            assert_eq!(content, b"another.example.org");
+        }
+    });
 }
 
 #[test]

@@ -3,7 +3,8 @@
 
 use metadata_common::answer::request::long::{self, AnswerRest, CONTENT_AT, SUM_AT};
 use metadata_common::answer::request::{
-    AnswerableRequest, ConnectionEntry, EditionEntry, PublishedDocuments, Words, find, hash_of, write,
+    AnswerableRequest, ConnectionEntry, EditionEntry, PublishedDocuments, TokenEntry, Words, find, hash_of,
+    write,
 };
 use metadata_common::answer::{Entry, Ledger, Reply, answer};
 use metadata_common::cookie::{CookieKey, Flow};
@@ -218,7 +219,8 @@ impl Kernel {
             return None;
         }
         let mut request = AnswerableRequest::default();
-        find(frame, slot, 0, self, &mut request)?;
+        let mut copy = frame.to_vec();
+        find(&mut copy[..], slot, 0, self, &mut request)?;
         if request.is_long() {
             return Some(self.complete(frame, &request));
         }
@@ -297,6 +299,28 @@ impl EditionEntry for OpenEdition {
     fn charge(&self, _: u64) {}
 }
 
+/// An entry without a token.
+#[derive(Clone, Copy, Debug)]
+pub struct NoToken;
+
+impl TokenEntry for NoToken {
+    fn until_ns(&self) -> u64 {
+        0
+    }
+
+    fn edition(&self) -> u32 {
+        0
+    }
+
+    fn distance_from_end(&self) -> u32 {
+        0
+    }
+
+    fn word(&self, _: usize) -> u64 {
+        0
+    }
+}
+
 /// The bytes of a published response.
 #[derive(Debug)]
 pub struct PublishedBytes(Vec<u8>);
@@ -319,12 +343,17 @@ impl PublishedDocuments for Kernel {
     type Bytes = PublishedBytes;
     type Connection = AnsweredEntry;
     type Edition = OpenEdition;
+    type Token = NoToken;
 
     fn edition(&self, _: Slot) -> Option<OpenEdition> {
         Some(OpenEdition)
     }
 
-    fn document(&self, _: Slot, _: u32, request: u64) -> Option<Document> {
+    fn token(&self, _: Slot) -> Option<NoToken> {
+        Some(NoToken)
+    }
+
+    fn document(&self, _: Slot, _: u32, request: u64, _: bool) -> Option<Document> {
         let response = self.published.get(&request)?;
         let date = response.windows(DATE_BYTES).position(|part| part == [0; DATE_BYTES])?;
         let (length, date) = (response.len() as u16, date as u16);

@@ -15,6 +15,10 @@
 //! - *Limits.* The frame and the connection are charged as any other. The request takes a token of the slot's bucket, or is
 //!   steered.
 //! - *Recording.* If answers are recorded and there is no room for a record, the request is steered.
+//! - *Tokens.* A worker that has accepted a session token enters it for its slot, with its distance from the end of the
+//!   request. A request with the same bytes in that place is hashed with zeros in place of the token, so that all VMs of
+//!   an image send the same bytes again. Documents for such requests have keys of their own, so no request without the
+//!   token finds them.
 //! - *Length.* XDP cannot lengthen a frame of a tap beyond what the tap leaves around it. A longer answer is begun here, and
 //!   completed in a socket buffer ([`long`]).
 
@@ -26,9 +30,10 @@ use crate::cookie::{self, CookieCheck, CookieKey, Flow, TcpOptions};
 use crate::mac::Mac;
 use crate::maps::{
     AllSent, AnswerRecord, AnsweredConnection, Document, Edition, FIN_ENDS_BOTH_KERNEL, LONG_RESPONSE_BYTES,
-    RESPONSE_BYTES, ServedDate, Slot,
+    RESPONSE_BYTES, ServedDate, Slot, TOKEN_BYTES,
 };
 use crate::wire::{ethernet, ipv4, protocol, tcp};
+use core::fmt;
 use core::hint::black_box;
 
 /// Bytes of the longest segment with a request that the kernel answers.
@@ -39,6 +44,9 @@ pub const REQUEST_MIN: usize = 16;
 
 /// Bytes of the shortest response. The copy reads whole words.
 pub const RESPONSE_MIN: usize = 64;
+
+/// Words of a session token.
+const TOKEN_WORDS: usize = TOKEN_BYTES / 8;
 
 /// Offset of the TCP header in the frame.
 const AT: usize = ethernet::HEADER + ipv4::HEADER;
@@ -54,10 +62,14 @@ pub trait PublishedDocuments: Ledger {
     type Connection: ConnectionEntry;
     /// An entry of `EDITIONS`.
     type Edition: EditionEntry;
+    /// An entry of `TOKENS`.
+    type Token: TokenEntry;
     /// The entry of `EDITIONS` of a slot.
     fn edition(&self, slot: Slot) -> Option<Self::Edition>;
-    /// The document for a request, by its hash.
-    fn document(&self, slot: Slot, edition: u32, request: u64) -> Option<Document>;
+    /// The entry of `TOKENS` of a slot.
+    fn token(&self, slot: Slot) -> Option<Self::Token>;
+    /// The document for a request with or without a token, by its hash.
+    fn document(&self, slot: Slot, edition: u32, request: u64, has_token: bool) -> Option<Document>;
     /// The bytes of a document.
     fn bytes(&self, document: &Document) -> Option<Self::Bytes>;
     /// The value of `Date`.
@@ -80,6 +92,18 @@ pub trait EditionEntry {
     fn charge(&self, full_at_ns: u64);
 }
 
+/// An entry of `TOKENS`.
+pub trait TokenEntry {
+    /// [`SlotToken::until_ns`](crate::maps::SlotToken::until_ns).
+    fn until_ns(&self) -> u64;
+    /// [`SlotToken::edition`](crate::maps::SlotToken::edition).
+    fn edition(&self) -> u32;
+    /// [`SlotToken::from_end`](crate::maps::SlotToken::from_end).
+    fn distance_from_end(&self) -> u32;
+    /// A word of the token, by its number.
+    fn word(&self, number: usize) -> u64;
+}
+
 /// An entry of `ANSWERED`.
 pub trait ConnectionEntry {
     /// The current value.
@@ -95,7 +119,7 @@ pub trait Words {
 }
 
 /// A request that has an answer.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Default)]
 pub struct AnswerableRequest {
     document: Document,
     date: ServedDate,
@@ -112,6 +136,16 @@ pub struct AnswerableRequest {
     now_ns: u64,
     /// When the bucket of the slot is full again after this request.
     full_at_ns: u64,
+    /// Where it stands in the frame.
+    at: u16,
+    length: u16,
+    /// Bytes of the longest answer that the guest accepts.
+    longest: u16,
+    /// What the kernel has sent on the connection.
+    sent: u32,
+    /// The token that is hidden, and where it stands in the frame; 0 if none is.
+    token: [u64; TOKEN_WORDS],
+    token_at: usize,
 }
 
 /// Why it is the kernel's turn on a connection.
@@ -125,12 +159,25 @@ enum Turn {
     Repeated,
 }
 
+impl fmt::Debug for AnswerableRequest {
+    /// Omits the token, which is a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AnswerableRequest").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
 impl AnswerableRequest {
     /// Bytes of the frame with the answer.
     #[inline(always)]
     #[must_use]
     pub const fn frame_length(&self) -> usize {
         AT + tcp::HEADER + self.document.length as usize
+    }
+
+    /// Where the request stands in the frame, and its length, within bounds that the verifier sees.
+    #[inline(always)]
+    const fn place(&self) -> (usize, usize) {
+        (self.at as usize & 0x7f, self.length as usize & 0x1ff)
     }
 
     /// Returns whether the answer may have no room in the frame of its request, so that it must be [begun](long::begin).
@@ -142,9 +189,27 @@ impl AnswerableRequest {
 }
 
 /// Finds the answer to a request over IPv4 at a monotonic time in nanoseconds. `classify` has excluded options and
-/// fragments. If there is none, the content of `request` is undefined.
-#[inline(always)]
+/// fragments. The frame is afterwards as it was before. If there is no answer, the content of `request` is undefined.
+#[cfg(feature = "std")]
 pub fn find(
+    frame: &mut (impl Editor + ?Sized),
+    slot: Slot,
+    now_ns: u64,
+    documents: &impl PublishedDocuments,
+    request: &mut AnswerableRequest,
+) -> Option<()> {
+    prove(frame, slot, now_ns, documents, request)?;
+    hide_token(frame, documents, request);
+    let found = look_up(frame, documents, request);
+    show_token(frame, request);
+    found
+}
+
+// The parts of `find`. A program calls one after the other, because its stack has no room for all.
+
+/// Checks that the segment is a request and that it is the kernel's turn.
+#[inline(always)]
+pub fn prove(
     frame: &(impl Editor + ?Sized),
     slot: Slot,
     now_ns: u64,
@@ -210,19 +275,35 @@ pub fn find(
     {
         return None;
     }
-    let hash = hash_request(frame, AT + header, payload, &key)?;
-    request.document = documents.document(slot, edition, hash)?;
+    request.at = (AT + header) as u16;
+    request.length = payload as u16;
+    // The window counts without its scale, which can only make it larger.
+    let window = u16::from_be_bytes([w0, w1]);
+    request.longest = if longest < window { longest } else { window };
+    request.sent = sent;
+    request.mac = frame.read(ethernet::SOURCE)?;
+    Some(())
+}
+
+/// Finds the document for a request that [`prove`] has accepted, and whose token is [hidden](hide_token).
+#[inline(always)]
+pub fn look_up(
+    frame: &(impl Editor + ?Sized),
+    documents: &impl PublishedDocuments,
+    request: &mut AnswerableRequest,
+) -> Option<()> {
+    let (at, length) = request.place();
+    let hash = hash_request(frame, at, length, &documents.key())?;
+    request.document = documents.document(request.slot, request.edition, hash, request.token_at != 0)?;
     let length = request.document.length;
-    // The window counts without its scale, which can only make it larger. A repeated request must get its first answer.
-    if length > longest
-        || length > u16::from_be_bytes([w0, w1])
+    // A repeated request must get its first answer.
+    if length > request.longest
         || length as usize > LONG_RESPONSE_BYTES
         || (length as usize) < RESPONSE_MIN
-        || matches!(turn, Turn::Repeated) && sent != ack.wrapping_add(length as u32)
+        || matches!(request.turn, Turn::Repeated) && request.sent != request.ack.wrapping_add(length as u32)
     {
         return None;
     }
-    request.mac = frame.read(ethernet::SOURCE)?;
     Some(())
 }
 
@@ -271,6 +352,64 @@ fn turn(
         return None;
     };
     Some((Turn::New(options, seq), ack, options.segment))
+}
+
+/// Replaces the slot's token in a request that [`prove`] has accepted by zeros, if it has the token.
+#[inline(always)]
+pub fn hide_token(
+    frame: &mut (impl Editor + ?Sized),
+    documents: &impl PublishedDocuments,
+    request: &mut AnswerableRequest,
+) {
+    request.token_at = 0;
+    let Some(start) = find_token(frame, documents, request) else {
+        return;
+    };
+    request.token_at = start;
+    put_token(frame, start, &[0; TOKEN_WORDS]);
+}
+
+/// Restores what [`hide_token`] has replaced.
+#[inline(always)]
+pub fn show_token(frame: &mut (impl Editor + ?Sized), request: &AnswerableRequest) {
+    if request.token_at != 0 {
+        put_token(frame, black_box(request.token_at) & 0x3ff, &request.token);
+    }
+}
+
+/// Copies the slot's token, and returns where it begins in the frame; `None` if the request does not have it.
+#[inline(always)]
+fn find_token(
+    frame: &(impl Editor + ?Sized),
+    documents: &impl PublishedDocuments,
+    request: &mut AnswerableRequest,
+) -> Option<usize> {
+    let token = documents.token(request.slot)?;
+    let ((at, length), from_end) = (request.place(), token.distance_from_end() as usize);
+    if token.edition() != request.edition
+        || token.until_ns() <= request.now_ns
+        || from_end < TOKEN_BYTES
+        || from_end > length
+    {
+        return None;
+    }
+    let start = black_box(at + length - from_end) & 0x3ff;
+    let mut differs = 0;
+    for number in 0..TOKEN_WORDS {
+        // User space may change the entry meanwhile, and the frame must get its own bytes again.
+        let word = token.word(number);
+        request.token[number] = word;
+        differs |= u64::from_ne_bytes(frame.read(start + 8 * number)?) ^ word;
+    }
+    (differs == 0).then_some(start)
+}
+
+/// Writes words in place of a token, whose bytes have been read.
+#[inline(always)]
+fn put_token(frame: &mut (impl Editor + ?Sized), start: usize, words: &[u64; TOKEN_WORDS]) {
+    for (number, word) in words.iter().enumerate() {
+        frame.write(start + 8 * number, word.to_ne_bytes());
+    }
 }
 
 /// The keyed hash of a request. Its key is secret. Anyone who finds two requests with one hash gets the answer to the

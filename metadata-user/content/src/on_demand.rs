@@ -70,13 +70,14 @@ impl OnDemand {
         responses: &Responses,
         connection: &Connection,
         request: &Request<'_>,
+        now_unix: u64,
     ) -> Option<(Response, Datasource)> {
         let missing = dialect::missing(responses, Host::at(connection.local), request.target.path);
         if !missing.is_empty() || !responses.is_lasting(connection, request) {
             return None;
         }
-        // No lasting answer depends on the time.
-        let now = Now { mono: Duration::ZERO, unix_seconds: 0 };
+        // No lasting answer depends on the time, but a session token in the request does.
+        let now = Now { mono: Duration::ZERO, unix_seconds: now_unix };
         match responses.answer_of(now, connection, request, None) {
             (LiveOutcome::Ready(response), datasource) => Some((response, datasource)),
             (LiveOutcome::Changed(_) | LiveOutcome::Park(_), _) => None,
@@ -256,7 +257,7 @@ mod tests {
             let fields = [httparse::Header { name: "Metadata-Flavor", value: b"Google" }];
             let target = RequestTarget { path, query: "" };
             let request = Request { method: Method::Get, target, headers: Headers::new(&fields), body: &[] };
-            OnDemand::lasting_answer(responses, &connection, &request)
+            OnDemand::lasting_answer(responses, &connection, &request, 0)
                 .map(|(response, _)| response.status().0)
         };
         let content = unasked(&record());

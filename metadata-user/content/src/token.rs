@@ -36,7 +36,7 @@ const TOKEN_BYTES: usize = HEAD_BYTES + TAG_BYTES;
 const KEY_BYTES: usize = 32;
 
 /// The dialect a token is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenKind {
     /// EC2's IMDSv2.
     Aws = 1,
@@ -47,6 +47,19 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Aws, Self::AliYun, Self::Akamai];
+
+    /// Returns the name of the header field that has the token.
+    #[must_use]
+    pub const fn field(self) -> &'static str {
+        match self {
+            Self::Aws => "X-aws-ec2-metadata-token",
+            Self::AliYun => "X-aliyun-ecs-metadata-token",
+            Self::Akamai => "Metadata-Token",
+        }
+    }
+
     /// Returns the maximum lifetime of a token, in seconds.
     #[must_use]
     pub const fn longest_ttl_seconds(self) -> u32 {
@@ -186,19 +199,26 @@ impl Keyring {
     /// the kind.
     #[must_use]
     pub fn verify(&self, kind: TokenKind, vm: &str, token: &[u8], now_unix: u64) -> bool {
+        self.expiry(kind, vm, token, now_unix).is_some()
+    }
+
+    /// Returns when a token that [is valid](Self::verify) expires, in Unix seconds; `None` for any other.
+    #[must_use]
+    pub fn expiry(&self, kind: TokenKind, vm: &str, token: &[u8], now_unix: u64) -> Option<u64> {
         let mut bytes = [0; TOKEN_BYTES];
         if token.len() != TOKEN_CHARS || STANDARD.decode_slice(token, &mut bytes) != Ok(TOKEN_BYTES) {
-            return false;
+            return None;
         }
         let (head, tag) = bytes.split_at(HEAD_BYTES);
         let expiry = head[2..10].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
         let latest = now_unix.saturating_add(u64::from(kind.longest_ttl_seconds()) + CLOCK_BACK_SECONDS);
         if head[0] != VERSION || head[1] != kind as u8 || expiry <= now_unix || expiry > latest {
-            return false;
+            return None;
         }
         let keys = self.keys.load();
         let signed = |key: &Key| key.mac(head, vm).verify_truncated_left(tag).is_ok();
-        signed(&keys.current) || keys.overlapping(kind, now_unix).is_some_and(signed)
+        let is_signed = signed(&keys.current) || keys.overlapping(kind, now_unix).is_some_and(signed);
+        is_signed.then_some(expiry)
     }
 }
 
@@ -273,7 +293,6 @@ mod tests {
 
     const VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
     const OTHER_VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3e";
-    const KINDS: [TokenKind; 3] = [TokenKind::Aws, TokenKind::AliYun, TokenKind::Akamai];
     const NOW: u64 = 1_790_000_000;
 
     #[test]
@@ -311,7 +330,7 @@ mod tests {
     #[test]
     fn no_token_outlives_the_maximum_lifetime_of_its_kind() {
         let keyring = Keyring::ephemeral();
-        for kind in KINDS {
+        for kind in TokenKind::ALL {
             let token = keyring.mint(kind, VM, u32::MAX, NOW);
             let end = NOW + u64::from(kind.longest_ttl_seconds());
             assert!(keyring.verify(kind, VM, token.as_bytes(), end - 1), "{kind:?}");
@@ -340,7 +359,7 @@ mod tests {
             kind in 0_usize..3, other in 1_usize..3, ttl in 1_u32..=21_600, now in 0_u64..1 << 40, late in 0_u64..1 << 40,
         ) {
             let keyring = Keyring::ephemeral();
-            let (kind, other) = (KINDS[kind], KINDS[(kind + other) % 3]);
+            let (kind, other) = (TokenKind::ALL[kind], TokenKind::ALL[(kind + other) % 3]);
             let token = keyring.mint(kind, VM, ttl, now);
             let end = now + u64::from(ttl);
             prop_assert!(keyring.verify(kind, VM, token.as_bytes(), now));
@@ -353,7 +372,7 @@ mod tests {
         #[test]
         fn every_flipped_bit_is_refused(kind in 0_usize..3, ttl in 1_u32..=21_600) {
             let keyring = Keyring::ephemeral();
-            let kind = KINDS[kind];
+            let kind = TokenKind::ALL[kind];
             let token = keyring.mint(kind, VM, ttl, NOW).into_bytes();
             for bit in 0..token.len() * 8 {
                 let mut flipped = token.clone();

@@ -28,7 +28,6 @@ use metadata_content::on_demand::OnDemand;
 use metadata_content::store::{Datasource, Responses, SlotState};
 use metadata_datapath::afxdp::AllSentTable;
 use metadata_steer::{BodyKey, DocumentTable, Editions, KernelResponse, SteerError};
-use rustix::time::{ClockId, clock_gettime};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::RandomState;
@@ -41,7 +40,9 @@ use std::time::{Duration, Instant, SystemTime};
 use tracing::warn;
 
 use crate::service::audit::{AuditEntry, RequestPath, Tape};
-use crate::service::{DocumentCounts, ReportedRequest, RequestForm, RequestReports, WorkerCounts, is_plain};
+use crate::service::{
+    DocumentCounts, ReportedRequest, RequestForm, RequestReports, WorkerCounts, is_plain, now_ns,
+};
 
 /// How often the log says that something is not published.
 const WARN_EVERY: Duration = Duration::from_secs(60);
@@ -85,7 +86,7 @@ impl DocumentPublisher {
         let counts = Arc::new(Mutex::new(DocumentCounts::default()));
         let (its_macs, its_counts) = (Arc::clone(&macs), Arc::clone(&counts));
         let thread = thread::Builder::new().name("imds-documents".into()).spawn(move || {
-            its_reports.publish_here();
+            its_reports.publish_here(table.tokens());
             let learned = LearnedRequests::new(Arc::clone(&its_reports), file);
             PublisherThread::new(table, sources, its_reports, its_macs, learned).run(&its_end, &its_counts);
         })?;
@@ -333,7 +334,7 @@ impl PublisherThread {
         let forgotten = self.learned.forget_least();
         let is_forgotten = forgotten.is_some();
         if let Some(forgotten) = forgotten {
-            self.withdraw_common(forgotten.form.hash, forgotten.common);
+            self.withdraw_common(forgotten.common);
         }
         is_forgotten
     }
@@ -412,7 +413,8 @@ impl PublisherThread {
         let Some(published) = self.slots.get(&slot) else { return Ok(()) };
         let is_same = std::ptr::eq(&*published.responses, responses);
         let since = if is_same { published.learned } else { 0 };
-        let mac = self.mac(slot);
+        let (mac, vm, now) = (self.mac(slot), responses.vm(), unix_seconds());
+        let mut minted = HashMap::new();
         for form in self.learned.forms_after(since) {
             let request = form.request_of(mac);
             let own = match &request {
@@ -425,7 +427,15 @@ impl PublisherThread {
                 published.is_some_and(|published| published.documents.iter().any(|key| key.request == *own))
             };
             let Some(own) = own.filter(|own| !is_known(own)) else { continue };
-            let Some((response, datasource)) = answer(slot, &request, responses) else { continue };
+            let mut mint = |kind| {
+                minted
+                    .entry(kind)
+                    .or_insert_with(|| vm.keyring.mint(kind, &vm.owner, TOKEN_SECONDS, now))
+                    .clone()
+            };
+            let token = form.token_kind().map(&mut mint).unwrap_or_default();
+            let request = form.with_token(&request, &token);
+            let Some((response, datasource)) = answer(slot, &request, responses, now) else { continue };
             // VMs that send other bytes cannot have a common document.
             if own == form.hash && self.use_common(slot, &form, &response, datasource) {
                 continue;
@@ -448,7 +458,7 @@ impl PublisherThread {
                     return Err(error);
                 }
             };
-            let key = DocumentKey { slot, edition, request: own };
+            let key = DocumentKey { slot, edition, request: own }.with_token(form.token_kind().is_some());
             if let Err(error) = self.table.add(key, body.key, &bytes, counter, None) {
                 self.make_room(slot);
                 return Err(error);
@@ -495,23 +505,23 @@ impl PublisherThread {
         let counter = self.counter(form, datasource, response.status())?;
         let body = self.body(&bytes).ok()?;
         let index = self.common_indices.take()?;
-        let key = DocumentKey::common(form.hash);
+        let key = DocumentKey::common(form.hash).with_token(form.token_kind().is_some());
         if self.table.add(key, body.key, &bytes, counter, Some(index)).is_err() {
             self.common_indices.free(vec![index]);
             return None;
         }
         self.document_count += 1;
-        let common = CommonDocument { response: response.clone(), datasource, index, body };
+        let common = CommonDocument { key, response: response.clone(), datasource, index, body };
         self.learned.get_mut(form.hash)?.common = CommonAnswer::Published(common);
         Some(index)
     }
 
-    /// Withdraws the common document for the request with this hash.
-    fn withdraw_common(&mut self, request: u64, common: CommonAnswer) {
+    /// Withdraws a common document.
+    fn withdraw_common(&mut self, common: CommonAnswer) {
         if let CommonAnswer::Published(common) = common {
             self.table.withdraw_common(common.index);
             self.document_count -= 1;
-            self.retired.keys.push(DocumentKey::common(request));
+            self.retired.keys.push(common.key);
             self.retired.bodies.push(common.body);
             self.retired.common.push(common.index);
         }
@@ -554,12 +564,9 @@ impl PublisherThread {
             self.retire(slot);
             self.enqueue(slot);
         }
-        let all: Vec<_> = self
-            .learned
-            .iter_mut()
-            .map(|(hash, learned)| (hash, std::mem::take(&mut learned.common)))
-            .collect();
-        all.into_iter().for_each(|(request, common)| self.withdraw_common(request, common));
+        let learned = self.learned.iter_mut();
+        let all: Vec<_> = learned.map(|learned| std::mem::take(&mut learned.common)).collect();
+        all.into_iter().for_each(|common| self.withdraw_common(common));
         self.remove_retired()?;
         // What was answered until now is counted and written down under the former numbers.
         self.add_counts();
@@ -681,6 +688,9 @@ impl PublisherThread {
 
 const LOCAL: (IpAddr, u16) = (IpAddr::V4(METADATA), PORT);
 
+/// Lifetime in seconds of a session token by which answers are found that need one. No guest gets it.
+const TOKEN_SECONDS: u32 = 60;
+
 /// Offset of the value in a `Date` field.
 const DATE_AT: usize = "Date: ".len();
 
@@ -691,13 +701,19 @@ fn path_of(request: &[u8]) -> RequestPath {
 }
 
 /// The answer that a slot gets to every request with these bytes; `None` if the answers may differ.
-fn answer(slot: Slot, request: &[u8], responses: &Responses) -> Option<(Response, Datasource)> {
+fn answer(
+    slot: Slot,
+    request: &[u8],
+    responses: &Responses,
+    now_unix: u64,
+) -> Option<(Response, Datasource)> {
     let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
     let head = RequestHead::parse(request, &mut fields).ok()?;
     let normal = normalise(head.target).ok()?;
     let request = Request { method: head.method, target: normal.target(), headers: head.headers, body: &[] };
     let connection = Connection { slot, local: LOCAL, remote: LOCAL };
-    OnDemand::lasting_answer(responses, &connection, &request).filter(|(response, _)| is_plain(response))
+    OnDemand::lasting_answer(responses, &connection, &request, now_unix)
+        .filter(|(response, _)| is_plain(response))
 }
 
 /// The response as the kernel sends it, without fields that nobody needs.
@@ -717,10 +733,4 @@ fn unix_seconds() -> u64 {
 fn until_next_second() -> Duration {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Duration::from_nanos(1_000_000_000 - u64::from(since.subsec_nanos()))
-}
-
-/// The time of the kernel's programs.
-fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }

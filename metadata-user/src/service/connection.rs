@@ -350,8 +350,10 @@ impl<A: AnswerSource> HttpConnection<A> {
             (true, true) => Persistence::Implied,
             (true, false) => Persistence::KeepAlive,
         };
-        if let (Some(reports), Some(_), true) = (&self.shared.reports, &origin.responses, body.is_empty()) {
-            reports.report(&self.connection, head, bytes, &response);
+        if let (Some(reports), Some(responses), true) =
+            (&self.shared.reports, &origin.responses, body.is_empty())
+        {
+            reports.report(&self.connection, head, bytes, &response, (responses.vm(), now.unix_seconds));
         }
         self.note(now, &response, (head.method, head.target), origin);
         self.send(now, response, head.method == Method::Head, persistence);

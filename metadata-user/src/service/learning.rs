@@ -13,18 +13,27 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_SLOTS, Slot};
 use metadata_content::http::parse::{FIELD_COUNT_MAX, RequestHead};
 use metadata_content::http::{Method, Response};
+use metadata_content::store::VmState;
+use metadata_content::token::{TOKEN_CHARS, TokenKind};
+use metadata_steer::SlotTokens;
+use rustix::time::{ClockId, clock_gettime};
 use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
+use std::time::Duration;
 
 /// Limit on reported requests that wait for the publisher; further ones are reported when they are sent again.
 pub const REPORTS: usize = 256;
 
 /// Entries of the table of learned requests, a power of two. Two requests may share one; then both are reported again.
 const LEARNED_ENTRIES: usize = 1_024;
+
+/// How long the kernel takes a session token for valid before a worker checks it again. A key that is replaced ends its
+/// tokens; in the kernel they end this much later.
+const TOKEN_KEPT_FOR: Duration = Duration::from_secs(30);
 
 /// Header fields on which no limit, token or state of the agent depends. The answer may depend on their values, and a
 /// published answer is that to a request of the same bytes.
@@ -40,15 +49,47 @@ pub struct ReportedRequest {
     pub form: Arc<RequestForm>,
 }
 
-/// What the requests of several VMs have in common: all bytes, except for a MAC in EC2's tree.
+/// What the requests of several VMs have in common: all bytes, except for a MAC in EC2's tree, and a session token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RequestForm {
     /// The hash of the bytes.
     pub hash: u64,
-    /// The bytes, with zeros in place of the MAC.
+    /// The bytes, with zeros in place of the MAC and of the token.
     bytes: Box<[u8]>,
     /// The offset of the MAC's text.
     mac_at: Option<usize>,
+    token: Option<TokenPlace>,
+}
+
+/// A session token in a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TokenPlace {
+    kind: TokenKind,
+    at: usize,
+}
+
+impl TokenPlace {
+    /// The place of a session token in these bytes; `None` if the field has no token's length, and
+    /// `Some(None)` if there is no such field.
+    fn of(head: &RequestHead<'_>, bytes: &[u8]) -> Option<Option<Self>> {
+        let mut fields = TokenKind::ALL
+            .into_iter()
+            .flat_map(|kind| head.headers.all(kind.field()).map(move |value| (kind, value)));
+        match (fields.next(), fields.next()) {
+            (None, _) => Some(None),
+            (Some((kind, value)), None) if value.len() == TOKEN_CHARS => {
+                // A guest that has the same text behind the field has a form of its own.
+                let at = bytes.windows(TOKEN_CHARS).rposition(|part| part == value)?;
+                Some(Some(Self { kind, at }))
+            }
+            _ => None,
+        }
+    }
+
+    /// The bytes of the token.
+    fn token<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8; TOKEN_CHARS]> {
+        bytes.get(self.at..)?.first_chunk()
+    }
 }
 
 /// What precedes a MAC in EC2's tree.
@@ -57,7 +98,7 @@ const MACS: &[u8] = b"/macs/";
 const MAC_LENGTH: usize = 17;
 
 impl RequestForm {
-    fn of(request: &[u8], key: &CookieKey) -> Option<Self> {
+    fn of(request: &[u8], token: Option<TokenPlace>, key: &CookieKey) -> Option<Self> {
         let line = request.iter().position(|byte| *byte == b'\r')?;
         let macs = request[..line].windows(MACS.len()).position(|part| part == MACS);
         let mac_at = macs.map(|at| at + MACS.len()).filter(|at| {
@@ -69,10 +110,34 @@ impl RequestForm {
         if let Some(at) = mac_at {
             bytes[at..at + MAC_LENGTH].fill(0);
         }
-        Some(Self { hash: hash_of(&bytes, key)?, bytes, mac_at })
+        if let Some(TokenPlace { at, .. }) = token {
+            bytes[at..at + TOKEN_CHARS].fill(0);
+        }
+        Some(Self { hash: hash_of(&bytes, key)?, bytes, mac_at, token })
     }
 
-    /// The request of the VM with this MAC. It is borrowed if every VM sends the same bytes; then its hash is
+    /// The kind of session token that the request needs.
+    #[must_use]
+    pub fn token_kind(&self) -> Option<TokenKind> {
+        self.token.map(|token| token.kind)
+    }
+
+    /// Writes a token into a [request of this form](Self::request_of), unless it has none.
+    #[must_use]
+    pub fn with_token<'a>(&self, request: &Cow<'a, [u8]>, token: &str) -> Cow<'a, [u8]> {
+        let mut request = request.clone();
+        if let Some(TokenPlace { at, .. }) = self.token {
+            request.to_mut()[at..at + TOKEN_CHARS].copy_from_slice(token.as_bytes());
+        }
+        request
+    }
+
+    /// Bytes from the start of the token to the end of the request.
+    fn token_from_end(&self) -> Option<u16> {
+        u16::try_from(self.bytes.len() - self.token?.at).ok()
+    }
+
+    /// The request of the VM with this MAC, with zeros in place of the token. It is borrowed if every VM sends the same bytes; then its hash is
     /// [that of the form](Self::hash).
     #[must_use]
     pub fn request_of(&self, mac: Mac) -> Cow<'_, [u8]> {
@@ -84,9 +149,10 @@ impl RequestForm {
 }
 
 impl ReportedRequest {
-    /// A request of these bytes; `None` if the kernel answers none of this length.
+    /// A request of these bytes without a token; `None` if the kernel answers none of this length.
+    #[cfg(test)]
     pub(crate) fn of(slot: Slot, request: &[u8], key: &CookieKey) -> Option<Self> {
-        RequestForm::of(request, key).map(|form| Self { slot, form: Arc::new(form) })
+        RequestForm::of(request, None, key).map(|form| Self { slot, form: Arc::new(form) })
     }
 }
 
@@ -121,7 +187,11 @@ pub struct RequestReports {
     /// A bit for each slot whose answers should be published.
     marked: Box<[AtomicU64]>,
     is_asleep: AtomicBool,
-    publisher: std::sync::OnceLock<Thread>,
+    publisher: OnceLock<Thread>,
+    /// The session tokens of all slots, for the kernel.
+    tokens: OnceLock<Arc<SlotTokens>>,
+    /// How far from its end a request had its token when one was learned last; 0 before.
+    token_from_end: AtomicU16,
 }
 
 impl fmt::Debug for RequestReports {
@@ -141,7 +211,9 @@ impl RequestReports {
             learned: zeroes(LEARNED_ENTRIES),
             marked: zeroes(MAX_SLOTS as usize / 64),
             is_asleep: AtomicBool::new(false),
-            publisher: std::sync::OnceLock::new(),
+            publisher: OnceLock::new(),
+            tokens: OnceLock::new(),
+            token_from_end: AtomicU16::new(0),
         }
     }
 
@@ -152,20 +224,57 @@ impl RequestReports {
         head: &RequestHead<'_>,
         bytes: &[u8],
         response: &Response,
+        (vm, now_unix): (&VmState, u64),
     ) {
-        let is_eligible =
-            is_kept_get(head) && connection.local == (IpAddr::V4(METADATA), PORT) && is_plain(response);
-        if !is_eligible {
+        let slot = connection.slot;
+        if connection.local != (IpAddr::V4(METADATA), PORT) {
             return;
         }
-        let Some(report) = ReportedRequest::of(connection.slot, bytes, &self.key) else { return };
-        let hash = report.form.hash;
-        if self.entry(hash).load(Ordering::Relaxed) == hash {
-            return self.mark(connection.slot);
+        if head.method == Method::Put {
+            return self.enter_issued(slot, response, vm, now_unix);
         }
-        if has_plain_fields(head) && self.reports.push(report).is_ok() {
+        if !is_kept_get(head) || !is_plain(response) {
+            return;
+        }
+        let Some(token) = TokenPlace::of(head, bytes) else { return };
+        let Some(form) = RequestForm::of(bytes, token, &self.key) else { return };
+        if let Some(place) = token {
+            let Some(token) = place.token(bytes) else { return };
+            let Some(expiry) = vm.keyring.expiry(place.kind, &vm.owner, token, now_unix) else { return };
+            let from_end = form.token_from_end().unwrap_or(0);
+            self.enter(slot, token, from_end, expiry.saturating_sub(now_unix));
+        }
+        let hash = form.hash;
+        if self.entry(hash).load(Ordering::Relaxed) == hash {
+            return self.mark(slot);
+        }
+        if has_plain_fields(head) && self.reports.push(ReportedRequest { slot, form: Arc::new(form) }).is_ok()
+        {
             self.wake();
         }
+    }
+
+    /// Enters a token that a worker has just issued, because its guest will use it at once. It is expected where other
+    /// guests had theirs. If it is elsewhere, the guest's first request with it goes to a worker.
+    fn enter_issued(&self, slot: Slot, response: &Response, vm: &VmState, now_unix: u64) {
+        let from_end = self.token_from_end.load(Ordering::Relaxed);
+        if from_end == 0 || response.status().0 != 200 {
+            return;
+        }
+        let body = response.body().to_bytes();
+        let Ok(token) = <&[u8; TOKEN_CHARS]>::try_from(&*body) else { return };
+        let expiry = |kind| vm.keyring.expiry(kind, &vm.owner, token, now_unix);
+        if let Some(expiry) = TokenKind::ALL.into_iter().find_map(expiry) {
+            self.enter(slot, token, from_end, expiry - now_unix);
+        }
+    }
+
+    /// Tells the kernel which token a slot's guest uses.
+    fn enter(&self, slot: Slot, token: &[u8; TOKEN_CHARS], from_end: u16, seconds: u64) {
+        let Some(tokens) = self.tokens.get() else { return };
+        let valid_for = Duration::from_secs(seconds).min(TOKEN_KEPT_FOR);
+        // If the kernel refuses it, workers answer the requests.
+        let _ = tokens.set(slot, token, from_end, now_ns() + valid_for.as_nanos() as u64);
     }
 
     /// Asks the publisher to publish the answers of a slot.
@@ -193,9 +302,10 @@ impl RequestReports {
 
 /// The publisher's side.
 impl RequestReports {
-    /// Makes the calling thread the publisher.
-    pub fn publish_here(&self) {
+    /// Makes the calling thread the publisher. From now on tokens are entered in the kernel's table.
+    pub fn publish_here(&self, tokens: Arc<SlotTokens>) {
         let _ = self.publisher.set(std::thread::current());
+        let _ = self.tokens.set(tokens);
     }
 
     /// The form of a request that no guest may have sent; `None` if the kernel answers none of its kind.
@@ -204,7 +314,8 @@ impl RequestReports {
         let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
         let head = RequestHead::parse(request, &mut fields).ok()?;
         let is_learnable = is_kept_get(&head) && has_plain_fields(&head);
-        RequestForm::of(request, &self.key).filter(|_| is_learnable).map(Arc::new)
+        let token = TokenPlace::of(&head, request)?;
+        RequestForm::of(request, token, &self.key).filter(|_| is_learnable).map(Arc::new)
     }
 
     /// The next reported request.
@@ -213,8 +324,11 @@ impl RequestReports {
     }
 
     /// Tells the workers that a request is learned.
-    pub fn is_learned(&self, hash: u64) {
-        self.entry(hash).store(hash, Ordering::Relaxed);
+    pub fn is_learned(&self, form: &RequestForm) {
+        self.entry(form.hash).store(form.hash, Ordering::Relaxed);
+        if let Some(from_end) = form.token_from_end() {
+            self.token_from_end.store(from_end, Ordering::Relaxed);
+        }
     }
 
     /// Tells the workers that a request is no longer learned.
@@ -251,8 +365,16 @@ fn is_kept_get(head: &RequestHead<'_>) -> bool {
 }
 
 fn has_plain_fields(head: &RequestHead<'_>) -> bool {
-    let is_plain = |name: &str| PLAIN_FIELDS.iter().any(|plain| name.eq_ignore_ascii_case(plain));
+    let tokens = TokenKind::ALL.map(TokenKind::field);
+    let is_plain =
+        |name: &str| PLAIN_FIELDS.iter().chain(&tokens).any(|plain| name.eq_ignore_ascii_case(plain));
     head.headers.iter().all(|(name, _)| is_plain(name))
+}
+
+/// The time of the kernel's programs: `CLOCK_MONOTONIC` in nanoseconds.
+pub(crate) fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
 /// Returns whether the response needs nothing of the connection that sends it.
@@ -262,7 +384,7 @@ pub(crate) fn is_plain(response: &Response) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{LEARNED_ENTRIES, RequestForm, RequestReports};
+    use super::{LEARNED_ENTRIES, ReportedRequest, RequestForm, RequestReports};
     use metadata_common::cookie::CookieKey;
     use metadata_common::maps::MAX_SLOTS;
 
@@ -284,11 +406,11 @@ mod tests {
             format!("GET /latest/meta-data/network/interfaces/macs/{mac}/mac HTTP/1.1\r\nHost: a\r\n\r\n")
                 .into_bytes()
         };
-        let [first, second] = macs.map(|mac| RequestForm::of(&request(mac), &key).expect("a form"));
+        let [first, second] = macs.map(|mac| RequestForm::of(&request(mac), None, &key).expect("a form"));
         assert!(first == second);
         assert_eq!(*first.request_of(macs[0].parse().expect("a MAC")), *request(macs[0]));
         for other in ["52:54:00:00:00:0g", "", "52:54:00:00:00:01 HTTP/1.1\r\nUser-Agent: /macs/x"] {
-            let form = RequestForm::of(&request(other), &key).expect("a form");
+            let form = RequestForm::of(&request(other), None, &key).expect("a form");
             assert!(form != first, "{other}");
         }
     }
@@ -297,8 +419,11 @@ mod tests {
     fn forgetting_a_request_leaves_another_one_of_its_entry() {
         let reports = RequestReports::new(CookieKey([1, 2]));
         let (first, second) = (5, 5 + LEARNED_ENTRIES as u64);
-        reports.is_learned(first);
-        reports.is_learned(second);
+        for hash in [first, second] {
+            let form =
+                ReportedRequest::of(0, b"GET /a HTTP/1.1\r\n\r\n", &CookieKey([1, 2])).expect("a form").form;
+            reports.is_learned(&RequestForm { hash, ..RequestForm::clone(&form) });
+        }
         reports.is_forgotten(first);
         assert_eq!(reports.entry(first).load(std::sync::atomic::Ordering::Relaxed), second);
     }

@@ -13,7 +13,7 @@ use metadata_common::answer::request::{RESPONSE_MIN, hash_of};
 use metadata_common::cookie::CookieKey;
 use metadata_common::maps::{
     AnswerRecord, COMMON_WORDS, DATE_BYTES, Document, DocumentKey, Edition, LONG_RESPONSE_BYTES,
-    RESPONSE_BYTES, ServedDate, Slot, name, program,
+    RESPONSE_BYTES, ServedDate, Slot, SlotToken, TOKEN_BYTES, name, program,
 };
 use metadata_datapath::afxdp::CommonUseTable;
 use metadata_datapath::guest_devices::GuestDevices;
@@ -86,6 +86,34 @@ impl Editions {
     }
 }
 
+/// The session tokens that guests use. A request with its slot's token may get a document that needs one.
+pub struct SlotTokens {
+    kernel: Mutex<Array<MapData, [u64; 9]>>,
+    editions: Editions,
+}
+
+impl SlotTokens {
+    /// Sets the token of a slot, which a worker has accepted, until a monotonic time in nanoseconds. `from_end` is the number of
+    /// bytes from its start to the end of the requests that have it. It is for the edition that is open, or for the
+    /// next one.
+    ///
+    /// # Errors
+    /// If there is no such slot.
+    pub fn set(
+        &self,
+        slot: Slot,
+        token: &[u8; TOKEN_BYTES],
+        from_end: u16,
+        until_ns: u64,
+    ) -> Result<(), SteerError> {
+        let (edition, from_end) = (self.editions.get(slot) | 1, from_end.into());
+        let token = SlotToken { until_ns, edition, from_end, words: token_words(token) };
+        let mut kernel = self.kernel.lock().unwrap_or_else(PoisonError::into_inner);
+        let set = kernel.set(slot, token.to_words(), 0);
+        set.map_err(|source| SteerError::map(name::TOKENS, format!("set slot {slot}"), source))
+    }
+}
+
 /// A response that the kernel can send.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KernelResponse {
@@ -146,6 +174,7 @@ pub struct DocumentTable {
     /// Unless it is pinned, the kernel empties the table when its last descriptor is closed.
     program: ProgramArray<MapData>,
     editions: Editions,
+    tokens: Arc<SlotTokens>,
     key: CookieKey,
 }
 
@@ -165,6 +194,8 @@ impl DocumentTable {
         let common_uses = CommonUseTable::map(common_uses.map().fd().as_fd()).map_err(|source| {
             SteerError::map(name::COMMON_USES, "map into memory", io::Error::from(source))
         })?;
+        let editions = Editions(Arc::new(Mutex::new(EditionTable { kernel, known })));
+        let tokens = SlotTokens { kernel: Mutex::new(take(ebpf, name::TOKENS)?), editions: editions.clone() };
         Ok(Self {
             documents: take(ebpf, name::DOCUMENTS)?,
             common_uses,
@@ -177,7 +208,8 @@ impl DocumentTable {
             counts: take(ebpf, name::ANSWER_COUNTS)?,
             records: take(ebpf, name::ANSWER_RECORDS)?,
             program: entry,
-            editions: Editions(Arc::new(Mutex::new(EditionTable { kernel, known }))),
+            editions,
+            tokens: Arc::new(tokens),
             key,
         })
     }
@@ -197,6 +229,12 @@ impl DocumentTable {
     #[must_use]
     pub fn editions(&self) -> &Editions {
         &self.editions
+    }
+
+    /// The session tokens of all slots.
+    #[must_use]
+    pub fn tokens(&self) -> Arc<SlotTokens> {
+        Arc::clone(&self.tokens)
     }
 
     /// The hash by which the kernel finds a request; `None` if the kernel answers no request of this length.
@@ -333,6 +371,12 @@ fn padded<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut value = [0; N];
     value.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
     value
+}
+
+/// The words of a token.
+fn token_words(token: &[u8; TOKEN_BYTES]) -> [u64; TOKEN_BYTES / 8] {
+    let (words, _) = token.as_chunks();
+    std::array::from_fn(|at| u64::from_ne_bytes(words[at]))
 }
 
 /// Waits until every program that runs now has ended (`synchronize_rcu`, which `membarrier(2)` calls). Kernels that do

@@ -96,7 +96,7 @@ pub use attachments::{
 };
 pub use config::{ClosedTaps, PortLimits, PreviousAgent, SteerConfig, SteeringMode};
 pub use devices::{DeviceLookup, HubLosses, Losses, NAMESPACES_AT_ONCE, exists};
-pub use documents::{BodyKey, DocumentTable, Editions, KernelResponse};
+pub use documents::{BodyKey, DocumentTable, Editions, KernelResponse, SlotTokens};
 pub use error::SteerError;
 pub use hubs::{HUB_MTU, Hub, Hubs, Ring, hub_queues, is_hub_device, is_hub_tap, release_hubs};
 pub use maps::{Counters, FlowClaimer, Maps};

@@ -81,13 +81,14 @@ const LASTING: [&str; 18] = [
 
 /// Shared maps that the next agent does not inherit: logs, reports and published documents belong to the agent that loaded
 /// the program.
-const OWN: [&str; 16] = [
+const OWN: [&str; 17] = [
     name::TRACE,
     name::EVENTS,
     name::TRACED,
     name::EDITIONS,
     name::DOCUMENTS,
     name::COMMON_USES,
+    name::TOKENS,
     name::BODIES,
     name::LONG_BODIES,
     name::DATE,
@@ -102,9 +103,10 @@ const OWN: [&str; 16] = [
 ];
 
 /// Maps whose memory is needed only if the kernel answers requests, and their entries otherwise. A ring is at least a page.
-const OF_REQUESTS: [(&str, u32); 5] = [
+const OF_REQUESTS: [(&str, u32); 6] = [
     (name::EDITIONS, 1),
     (name::COMMON_USES, 1),
+    (name::TOKENS, 1),
     (name::ANSWERED, 1),
     (name::ANSWER_COUNTS, 1),
     (name::ANSWER_RECORDS, 4_096),

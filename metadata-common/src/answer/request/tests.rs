@@ -1,6 +1,7 @@
 use super::long::{self, AnswerRest, CONTENT_AT, SUM_AT};
 use super::{
-    AnswerableRequest, ConnectionEntry, EditionEntry, PublishedDocuments, REQUEST_BYTES, REQUEST_MIN, Words,
+    AnswerableRequest, ConnectionEntry, EditionEntry, PublishedDocuments, REQUEST_BYTES, REQUEST_MIN,
+    TokenEntry, Words,
 };
 use super::{RESPONSE_MIN, find, hash_of, write};
 use crate::answer::tests::{FROM, GUEST, ISN, KEY, LINUX, SLOT, answer_to, flow, segment, sum_of};
@@ -9,7 +10,8 @@ use crate::cookie::CookieKey;
 use crate::mac::Mac;
 use crate::maps::{
     ALL_SENT_IDLE_MS, AllSent, AnswerRecord, AnsweredConnection, DATE_BYTES, Document, Edition,
-    FIN_ENDS_BOTH, FIN_ENDS_BOTH_KERNEL, LONG_RESPONSE_BYTES, RESPONSE_BYTES, ServedDate, Slot,
+    FIN_ENDS_BOTH, FIN_ENDS_BOTH_KERNEL, LONG_RESPONSE_BYTES, RESPONSE_BYTES, ServedDate, Slot, SlotToken,
+    TOKEN_BYTES,
 };
 use crate::stamp::stamp;
 use crate::wire::{ethernet, ipv4, protocol, tcp as header};
@@ -29,7 +31,10 @@ struct Kernel {
     answered: Cell<AnsweredConnection>,
     edition: Cell<Edition>,
     date: Cell<ServedDate>,
+    token: Cell<SlotToken>,
     document: Option<(u64, Document)>,
+    /// The document is for requests with a token only.
+    needs_token: bool,
     bytes: Vec<u8>,
     has_room: bool,
     records: RefCell<Vec<AnswerRecord>>,
@@ -58,7 +63,9 @@ impl Kernel {
             answered: Cell::default(),
             edition: Cell::new(Edition { number: 1, ..Edition::default() }),
             date: Cell::new(date),
+            token: Cell::new(SlotToken { until_ns: 0, edition: 0, from_end: 0, words: [0; TOKEN_BYTES / 8] }),
             document: hash_of(request, &KEY).map(|hash| (hash, document)),
+            needs_token: false,
             bytes,
             has_room: true,
             records: RefCell::default(),
@@ -70,7 +77,10 @@ impl Kernel {
     fn take(&self, frame: &[u8], now_ns: u64) -> Option<Vec<u8>> {
         // Any value: `find` writes all of it.
         let mut request = AnswerableRequest::default();
-        find(frame, SLOT, now_ns, &self, &mut request)?;
+        let mut kept = frame.to_vec();
+        let found = find(&mut kept[..], SLOT, now_ns, &self, &mut request);
+        assert_eq!(kept, frame, "the frame is as it was");
+        found?;
         if request.is_long() {
             return Some(self.complete(frame, &request));
         }
@@ -130,6 +140,24 @@ impl EditionEntry for &Cell<Edition> {
     }
 }
 
+impl TokenEntry for &Cell<SlotToken> {
+    fn until_ns(&self) -> u64 {
+        self.get().until_ns
+    }
+
+    fn edition(&self) -> u32 {
+        self.get().edition
+    }
+
+    fn distance_from_end(&self) -> u32 {
+        self.get().from_end
+    }
+
+    fn word(&self, number: usize) -> u64 {
+        self.get().words[number]
+    }
+}
+
 impl Words for &[u8] {
     fn word(&self, offset: usize) -> [u8; 8] {
         *self[offset..].first_chunk().expect("eight bytes")
@@ -140,14 +168,20 @@ impl<'a> PublishedDocuments for &'a Kernel {
     type Bytes = &'a [u8];
     type Connection = &'a Cell<AnsweredConnection>;
     type Edition = &'a Cell<Edition>;
+    type Token = &'a Cell<SlotToken>;
 
     fn edition(&self, slot: Slot) -> Option<&'a Cell<Edition>> {
         (slot == SLOT).then_some(&self.edition)
     }
 
-    fn document(&self, slot: Slot, edition: u32, request: u64) -> Option<Document> {
+    fn token(&self, slot: Slot) -> Option<&'a Cell<SlotToken>> {
+        (slot == SLOT).then_some(&self.token)
+    }
+
+    fn document(&self, slot: Slot, edition: u32, request: u64, has_token: bool) -> Option<Document> {
         assert_eq!((slot, edition), (SLOT, self.edition.get().number));
-        self.document.filter(|(hash, _)| *hash == request).map(|(_, document)| document)
+        let found = self.document.filter(|(hash, _)| *hash == request && self.needs_token == has_token);
+        found.map(|(_, document)| document)
     }
 
     fn bytes(&self, document: &Document) -> Option<&'a [u8]> {
@@ -237,7 +271,7 @@ fn begun() -> Vec<u8> {
     let kernel = Kernel::publish(GET, &response(1_000));
     let mut request = AnswerableRequest::default();
     let mut frame = asking(GET);
-    find(&frame[..], SLOT, NOW, &&kernel, &mut request).expect("an answer");
+    find(&mut frame[..], SLOT, NOW, &&kernel, &mut request).expect("an answer");
     long::begin(&mut frame[..], &request, &&kernel).expect("the frame is long enough");
     frame
 }
@@ -445,4 +479,75 @@ fn equal_requests_have_one_hash_and_no_changed_byte_keeps_it() {
     }
     assert_eq!(hash_of(&[0; REQUEST_MIN - 1], &key), None);
     assert_eq!(hash_of(&[0; REQUEST_BYTES], &key), None);
+}
+
+const TOKEN: [u8; TOKEN_BYTES] = *b"AQEAAAAAarE7vAECAwQFBgcICNh7cL9xTgVOVBvj7TiD6OBCKx0GG7SZ";
+
+/// A request with this token, and the bytes from its start to the end.
+fn with_token(token: &[u8], after: &str) -> (Vec<u8>, usize) {
+    let before = b"GET /latest/meta-data/ HTTP/1.1\r\nHost: 169.254.169.254\r\nX-aws-ec2-metadata-token: ";
+    let end = [token, after.as_bytes(), b"\r\n\r\n"].concat();
+    ([&before[..], &end].concat(), end.len())
+}
+
+/// A kernel with the token of a slot, and a response that needs it.
+fn that_needs_a_token(after: &str) -> Kernel {
+    let (form, from_end) = with_token(&[0; TOKEN_BYTES], after);
+    let mut kernel = Kernel::publish(&form, &response(200));
+    kernel.needs_token = true;
+    kernel.token.set(SlotToken {
+        until_ns: NOW + 1,
+        edition: 1,
+        from_end: from_end as u32,
+        words: core::array::from_fn(|at| {
+            u64::from_ne_bytes(*TOKEN[8 * at..].first_chunk().expect("eight bytes"))
+        }),
+    });
+    kernel
+}
+
+#[test]
+fn a_request_with_the_slots_token_is_answered_wherever_the_token_stands() {
+    for after in ["", "\r\nAccept-Encoding: gzip", "\r\nUser-Agent: an odd one"] {
+        let kernel = that_needs_a_token(after);
+        let (request, _) = with_token(&TOKEN, after);
+        let answer = kernel.take(&asking(&request), NOW).expect(after);
+        assert_eq!(payload(&answer, first(), &request), response(200));
+    }
+}
+
+#[test]
+fn a_request_without_the_slots_token_is_never_answered_from_a_document_that_needs_it() {
+    let kernel = that_needs_a_token("");
+    let refused = |token: &[u8]| assert!(!kernel.takes(&asking(&with_token(token, "").0)), "{token:02x?}");
+    for at in 0..TOKEN_BYTES {
+        let mut other = TOKEN;
+        other[at] ^= 1;
+        refused(&other);
+    }
+    refused(&[0; TOKEN_BYTES]);
+    refused(b"");
+    refused(&TOKEN[1..]);
+    let token = kernel.token.get();
+    let request = asking(&with_token(&TOKEN, "").0);
+    for (what, changed) in [
+        ("expired", SlotToken { until_ns: NOW, ..token }),
+        ("of another edition", SlotToken { edition: 3, ..token }),
+        ("elsewhere", SlotToken { from_end: token.from_end + 1, ..token }),
+        ("at the end", SlotToken { from_end: 0, ..token }),
+        ("before the request", SlotToken { from_end: 400, ..token }),
+        ("far away", SlotToken { from_end: u32::MAX, ..token }),
+    ] {
+        kernel.token.set(changed);
+        assert!(!kernel.takes(&request), "{what}");
+    }
+    kernel.token.set(token);
+    assert!(kernel.takes(&request));
+}
+
+#[test]
+fn a_document_that_needs_no_token_is_not_for_requests_with_one() {
+    let mut kernel = that_needs_a_token("");
+    kernel.needs_token = false;
+    assert!(!kernel.takes(&asking(&with_token(&TOKEN, "").0)));
 }

@@ -37,7 +37,7 @@ pub(super) static DIALECT: Description = Description::new(
 )
 .remark("`PUT /v1/token`; text, or JSON with `Accept: application/json`");
 
-const TOKEN: &str = "Metadata-Token";
+const TOKEN: &str = TokenKind::Akamai.field();
 const EXPIRY: &str = "Metadata-Token-Expiry-Seconds";
 
 static HAS_TOKEN: LazyLock<[RequestGuard; 1]> =

@@ -32,7 +32,7 @@ pub(super) static DIALECT: Description = Description::new(
 );
 
 /// Header field with the token.
-const TOKEN: &str = "X-aliyun-ecs-metadata-token";
+const TOKEN: &str = TokenKind::AliYun.field();
 /// Header field with the requested lifetime of a token, in seconds.
 const TTL: &str = "X-aliyun-ecs-metadata-token-ttl-seconds";
 

@@ -48,7 +48,7 @@ pub(super) static DIALECT: Description = Description::new(
 );
 
 /// Header field with the token.
-const TOKEN: &str = "X-aws-ec2-metadata-token";
+const TOKEN: &str = TokenKind::Aws.field();
 /// Header field with the requested lifetime of a token, in seconds.
 const TTL: &str = "X-aws-ec2-metadata-token-ttl-seconds";
 /// Time stated for events that have no time in the record.

@@ -3,7 +3,7 @@
 //! Two VMs in a row that answer a request alike make the answer a common document. From then on a VM with the same
 //! answer only has a bit set, and one with another answer has a document of its own.
 
-use metadata_common::maps::MAX_COMMON_DOCUMENTS;
+use metadata_common::maps::{DocumentKey, MAX_COMMON_DOCUMENTS};
 use metadata_content::http::Response;
 use metadata_content::store::Datasource;
 use std::hash::BuildHasher as _;
@@ -25,6 +25,7 @@ pub(super) enum CommonAnswer {
 
 /// A published answer of several VMs.
 pub(super) struct CommonDocument {
+    pub(super) key: DocumentKey,
     pub(super) response: Response,
     pub(super) datasource: Datasource,
     pub(super) index: u16,
@@ -89,7 +90,7 @@ impl CommonIndices {
 #[cfg(test)]
 mod tests {
     use super::{CommonAnswer, CommonDocument, CommonIndices, NextAnswer, PublishedBody};
-    use metadata_common::maps::MAX_COMMON_DOCUMENTS;
+    use metadata_common::maps::{DocumentKey, MAX_COMMON_DOCUMENTS};
     use metadata_content::http::{Response, StatusCode};
     use metadata_content::store::Datasource;
     use metadata_steer::BodyKey;
@@ -113,6 +114,7 @@ mod tests {
             assert_eq!(common.next(&hasher, &response(body), datasource), expected, "{body}");
         }
         common = CommonAnswer::Published(CommonDocument {
+            key: DocumentKey::common(1),
             response: response("a"),
             datasource,
             index: 7,

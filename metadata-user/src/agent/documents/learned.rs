@@ -2,6 +2,7 @@
 
 use metadata_common::mac::Mac;
 use metadata_common::share::{FairShare, Tenant};
+use metadata_content::token::TOKEN_CHARS;
 use metadata_feed::state::learned_requests::{self, SavedRequest};
 use metadata_feed::state::save_queue::{SaveQueue, StateFile};
 use std::borrow::Cow;
@@ -111,8 +112,8 @@ impl LearnedRequests {
         self.of.get_mut(&request)
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut LearnedRequest)> {
-        self.of.iter_mut().map(|(request, learned)| (*request, learned))
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut LearnedRequest> {
+        self.of.values_mut()
     }
 
     /// The forms that were learned after the one of this number.
@@ -131,7 +132,7 @@ impl LearnedRequests {
         }
         self.count += 1;
         let (since, number, common) = (Instant::now(), self.count, CommonAnswer::default());
-        self.reports.is_learned(form.hash);
+        self.reports.is_learned(&form);
         self.forms.insert(number, Arc::clone(&form));
         let tenant = tenant.clone();
         self.of.insert(form.hash, LearnedRequest { form, tenant, since, number, recent: 0, common });
@@ -167,7 +168,8 @@ impl LearnedRequests {
 
 /// A request as it is written; `None` for one that is no text.
 fn saved(tenant: &Tenant, form: &RequestForm) -> Option<SavedRequest> {
-    let request = form.request_of(Mac([0; 6]));
+    // The next agent finds where the token stands.
+    let request = form.with_token(&form.request_of(Mac([0; 6])), &"-".repeat(TOKEN_CHARS));
     let request = String::from_utf8(Cow::into_owned(request)).ok()?;
     Some(SavedRequest { tenant: tenant.clone(), request })
 }
