@@ -69,8 +69,8 @@ struct TokenPlace {
 }
 
 impl TokenPlace {
-    /// The place of a session token in these bytes; `None` if the field has no token's length, and
-    /// `Some(None)` if there is no such field.
+    /// Finds the session token in a request. `Some(None)` means that the request has no field for one. `None` means that
+    /// it has such a field and the kernel answers no such request: the value is no token, or there are two.
     fn of(head: &RequestHead<'_>, bytes: &[u8]) -> Option<Option<Self>> {
         let mut fields = TokenKind::ALL
             .into_iter()
@@ -78,7 +78,7 @@ impl TokenPlace {
         match (fields.next(), fields.next()) {
             (None, _) => Some(None),
             (Some((kind, value)), None) if value.len() == TOKEN_CHARS => {
-                // A guest that has the same text behind the field has a form of its own.
+                // If the text is in a later field, too, no other VM sends these bytes, so they are never learned.
                 let at = bytes.windows(TOKEN_CHARS).rposition(|part| part == value)?;
                 Some(Some(Self { kind, at }))
             }
@@ -137,8 +137,8 @@ impl RequestForm {
         u16::try_from(self.bytes.len() - self.token?.at).ok()
     }
 
-    /// The request of the VM with this MAC, with zeros in place of the token. It is borrowed if every VM sends the same bytes; then its hash is
-    /// [that of the form](Self::hash).
+    /// The request of the VM with this MAC, with zeros in place of the token. It is borrowed if every VM sends the same
+    /// bytes; then its hash is [that of the form](Self::hash).
     #[must_use]
     pub fn request_of(&self, mac: Mac) -> Cow<'_, [u8]> {
         let Some(at) = self.mac_at else { return Cow::Borrowed(&self.bytes) };
@@ -371,7 +371,7 @@ fn has_plain_fields(head: &RequestHead<'_>) -> bool {
     head.headers.iter().all(|(name, _)| is_plain(name))
 }
 
-/// The time of the kernel's programs: `CLOCK_MONOTONIC` in nanoseconds.
+/// Returns the time on the clock that the eBPF programs read: `CLOCK_MONOTONIC`, in nanoseconds.
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()

@@ -93,9 +93,9 @@ pub struct SlotTokens {
 }
 
 impl SlotTokens {
-    /// Sets the token of a slot, which a worker has accepted, until a monotonic time in nanoseconds. `from_end` is the number of
-    /// bytes from its start to the end of the requests that have it. It is for the edition that is open, or for the
-    /// next one.
+    /// Sets the token of a slot, which a worker has accepted. It is valid until a monotonic time in nanoseconds, in the
+    /// edition that is open, or in the next one if none is. `from_end` is the number of bytes from the start of the token
+    /// to the end of the request.
     ///
     /// # Errors
     /// If there is no such slot.

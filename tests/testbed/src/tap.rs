@@ -122,7 +122,7 @@ impl Tap {
     /// Creates a tap inside `ns`, down, with a MAC chosen by the kernel.
     ///
     /// # Errors
-    /// Fails if the name is too long, or taken for 10 s, or the kernel refuses the shape.
+    /// Fails if the name is too long or stays in use for 10 s, or if the kernel refuses the shape.
     pub fn create(ns: &Namespace, name: &str, shape: Shape) -> Result<Self> {
         ensure!(
             (1..=NAME_MAX).contains(&name.len()),

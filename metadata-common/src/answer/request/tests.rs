@@ -490,7 +490,7 @@ fn with_token(token: &[u8], after: &str) -> (Vec<u8>, usize) {
     ([&before[..], &end].concat(), end.len())
 }
 
-/// A kernel with the token of a slot, and a response that needs it.
+/// A kernel that knows the slot's token, and has a response for requests with it only.
 fn that_needs_a_token(after: &str) -> Kernel {
     let (form, from_end) = with_token(&[0; TOKEN_BYTES], after);
     let mut kernel = Kernel::publish(&form, &response(200));

@@ -194,7 +194,7 @@ impl OpenstackHealth {
                 "`openstack network agent list` does not show this agent as alive: {reason}; guests are served: {LISTED_BY}"
             )
         }));
-        // `answered` is `None` until each of them has answered: the note names those that are missing.
+        // `answered` stays `None` until every party has answered. Meanwhile the note names those that have not.
         let silent: Vec<_> =
             peers.iter().filter(|(_, state)| state.answered.is_none()).map(|(peer, _)| peer.name()).collect();
         let is_partly_read = !silent.is_empty() && silent.len() < peers.len();
