@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
-use support::agent::{Agent, PortArgument};
+use support::agent::{self, Agent, PortArgument};
 use support::cloudinit::{CloudInit, Crawl, Machine, Release};
 use support::guest::{Guest, METADATA, NIC, Route, Spec};
 use support::host::{self, Host};
@@ -27,8 +27,7 @@ const ASSET_TAG: &str = "chassis-asset-tag";
 /// The root password of dialects that provide one.
 const PASSWORD: &str = "correct-horse";
 
-#[test]
-fn nocloud_guests_find_their_seed() {
+fn nocloud() -> Case {
     Case {
         stage: Stage::Network,
         dmi: &[(SERIAL, Text("ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/"))],
@@ -38,11 +37,14 @@ fn nocloud_guests_find_their_seed() {
         vendor_data: VendorData::Taken,
         ..Case::of("NoCloudNet")
     }
-    .run();
 }
 
 #[test]
-fn openstack_guests_find_their_cloud() {
+fn nocloud_guests_find_their_seed() {
+    nocloud().run();
+}
+
+fn openstack() -> Case {
     Case {
         dmi: &[(PRODUCT, Text("OpenStack Nova")), (UUID, Uuid)],
         asks: "GET /openstack/2018-08-27/meta_data.json",
@@ -50,11 +52,14 @@ fn openstack_guests_find_their_cloud() {
         sleeps: Some((Form::Required, 5.0, "it crawls EC2's tree as well, and never with a token")),
         ..Case::of("OpenStackLocal")
     }
-    .run();
 }
 
 #[test]
-fn ec2_guests_find_their_cloud_with_a_token() {
+fn openstack_guests_find_their_cloud() {
+    openstack().run();
+}
+
+fn ec2() -> Case {
     Case {
         dmi: &[(UUID, Uuid), (SERIAL, Uuid)],
         uuid: "ec2f1a52",
@@ -62,7 +67,19 @@ fn ec2_guests_find_their_cloud_with_a_token() {
         asks: "PUT /latest/api/token",
         ..Case::of("Ec2Local")
     }
-    .run();
+}
+
+#[test]
+fn ec2_guests_find_their_cloud_with_a_token() {
+    ec2().run();
+}
+
+/// The agent learns from the first two guests of an image what the kernel answers to the third.
+#[test]
+fn guests_find_their_cloud_when_the_kernel_answers() {
+    for case in [nocloud(), openstack(), ec2()] {
+        Case { forms: &[Form::Full; 3], is_answered_in_kernel: true, ..case }.run();
+    }
 }
 
 #[test]
@@ -401,6 +418,8 @@ struct Case {
     again_after: Option<&'static str>,
     /// What the datasource must add to the machine's cloud-config.
     own_config: Value,
+    /// Whether the kernel answers requests. It must then answer most of the last guest's.
+    is_answered_in_kernel: bool,
 }
 
 impl Case {
@@ -426,6 +445,7 @@ impl Case {
             too_new: None,
             again_after: None,
             own_config: json!({}),
+            is_answered_in_kernel: false,
         }
     }
 
@@ -453,9 +473,18 @@ impl Case {
             .collect();
         let port = |guest: &Guest| PortArgument::new(guest.host_tap().name(), guest.identity().mac);
         let ports: Vec<_> = guests.iter().map(port).collect();
-        let _agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
+        let config = records.path().join("agent.conf");
+        let in_kernel = format!("answer_requests_in_kernel: {}\n", self.is_answered_in_kernel);
+        replace(&config, &in_kernel).expect("a configuration");
+        let mut words = agent::arguments(records.path(), &ports);
+        words.extend(["--config".into(), config.into()]);
+        let binary = agent::binary().expect("the agent");
+        let agent = Agent::start_binary(&binary, host.ns(), words).expect("an agent");
+        let by_kernel =
+            || agent.metrics().and_then(|metrics| metrics.frames("answer_request")).expect("a counter");
         let mut deviations = String::new();
         for (guest, &form) in guests.iter().zip(self.forms) {
+            let before = by_kernel();
             let crawl = match self.crawl(cloud_init, guest) {
                 Ok(crawl) => crawl,
                 Err(error) => {
@@ -473,6 +502,11 @@ impl Case {
                 crawl.version,
             );
             let mut wrong = self.wrong(guest.identity(), form, &crawl);
+            let answered = by_kernel() - before;
+            let is_last = std::ptr::eq(guest, &guests[guests.len() - 1]);
+            if self.is_answered_in_kernel && is_last && answered * 2 < crawl.requests.len() as u64 {
+                wrong.push(format!("the kernel answered {answered} requests of {}", crawl.requests.len()));
+            }
             if let Some(too_new) = self.too_new.as_ref().filter(|_| !crawl.is_newer) {
                 too_new.forgive(form, &mut wrong);
             }

@@ -45,6 +45,9 @@ pub const REQUEST_MIN: usize = 16;
 /// Bytes of the shortest response. The copy reads whole words.
 pub const RESPONSE_MIN: usize = 64;
 
+/// The bits of a window's shift, which is at most 14. The mask tells the verifier so.
+const SCALE_BITS: u8 = 15;
+
 /// Words of a session token.
 const TOKEN_WORDS: usize = TOKEN_BYTES / 8;
 
@@ -267,7 +270,7 @@ pub fn prove(
     let key = documents.key();
     let flow = Flow::v4(&key, slot, guest, local, ports);
     request.flow = flow;
-    let (turn, sent, longest) = turn(documents, &key, flow, (seq, next, ack), edition, now_ns)?;
+    let (turn, sent, options) = turn(documents, &key, flow, (seq, next, ack), edition, now_ns)?;
     request.turn = turn;
     let pseudo = addresses + protocol::TCP as u32 + segment as u32;
     if u16::from_be_bytes([c0, c1]) != sum::fold(pseudo)
@@ -277,9 +280,13 @@ pub fn prove(
     }
     request.at = (AT + header) as u16;
     request.length = payload as u16;
-    // The window counts without its scale, which can only make it larger.
-    let window = u16::from_be_bytes([w0, w1]);
-    request.longest = if longest < window { longest } else { window };
+    // Linux shifts by up to 10 bits, and then announces 63 for 64 KiB (RFC 7323 section 2.3).
+    let scale = match options.scale {
+        Some(scale) => scale & SCALE_BITS,
+        None => 0,
+    };
+    let window = (u16::from_be_bytes([w0, w1]) as u32) << scale;
+    request.longest = if (options.segment as u32) < window { options.segment } else { window as u16 };
     request.sent = sent;
     request.mac = frame.read(ethernet::SOURCE)?;
     Some(())
@@ -308,7 +315,7 @@ pub fn look_up(
 }
 
 /// Whether it is the kernel's turn on a connection: at its first segment, at the next request of a connection that the
-/// kernel owns, or at a repeated one. Also returns what the kernel has sent, and the length of the longest response.
+/// kernel owns, or at a repeated one. Also returns what the kernel has sent, and the guest's abilities.
 #[inline(always)]
 fn turn(
     documents: &impl PublishedDocuments,
@@ -317,7 +324,7 @@ fn turn(
     (seq, next, ack): (u32, u32, u32),
     edition: u32,
     now_ns: u64,
-) -> Option<(Turn, u32, u16)> {
+) -> Option<(Turn, u32, TcpOptions)> {
     let posted = documents.entry(flow.index())?.load();
     let answered = documents.connection(flow.index())?.load();
     let is_kernels = posted.finished == FIN_ENDS_BOTH_KERNEL;
@@ -334,11 +341,11 @@ fn turn(
             (AnsweredConnection::LEAST.options(), seq)
         };
         if posted.received == seq && posted.sent == ack {
-            return Some((Turn::New(options, first), posted.sent, options.segment));
+            return Some((Turn::New(options, first), posted.sent, options));
         }
         let is_repeated = posted.received == next && posted.acknowledged == ack && posted.sent != ack;
         if is_repeated && is_known && answered.edition == edition {
-            return Some((Turn::Repeated, posted.sent, options.segment));
+            return Some((Turn::Repeated, posted.sent, options));
         }
     }
     // A guest may begin again with the same ports.
@@ -351,7 +358,7 @@ fn turn(
     let CookieCheck::First(options) = cookie::check(key, flow, seq, ack) else {
         return None;
     };
-    Some((Turn::New(options, seq), ack, options.segment))
+    Some((Turn::New(options, seq), ack, options))
 }
 
 /// Replaces the slot's token in a request that [`prove`] has accepted by zeros, if it has the token.

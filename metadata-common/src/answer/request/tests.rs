@@ -367,17 +367,43 @@ fn a_segment_that_is_no_first_request_is_steered() {
 
 #[test]
 fn a_guest_with_small_segments_or_a_small_window_gets_a_long_answer_from_user_space() {
-    let mut frame = asking(GET);
-    assert!(Kernel::publish(GET, &response(1_460)).takes(&frame));
-    assert!(!Kernel::publish(GET, &response(1_461)).takes(&frame));
-    frame[48..50].copy_from_slice(&511_u16.to_be_bytes());
+    for (shift, window, longest) in [
+        (None, u16::MAX, 1_460),
+        (None, 511, 511),
+        (Some(0), 511, 511),
+        (Some(3), 64, 512),
+        // Linux with a receive buffer of 64 KiB, and of as much as it allows.
+        (Some(7), 502, 1_460),
+        (Some(10), 63, 1_460),
+        (Some(14), u16::MAX, 1_460),
+    ] {
+        let syn = match shift {
+            Some(shift) => [&[2, 4, 5, 180][..], &[header::WINDOW_SCALE, 3, shift]].concat(),
+            None => vec![2, 4, 5, 180],
+        };
+        let frame = asking_after(&syn, window);
+        for (length, is_taken) in [(longest, true), (longest + 1, false)] {
+            let kernel = Kernel::publish(GET, &response(length));
+            assert_eq!(kernel.takes(&frame), is_taken, "{length} bytes, {window} << {shift:?}");
+        }
+        let none = asking_after(&syn, 0);
+        assert!(!Kernel::publish(GET, &response(100)).takes(&none), "a closed window");
+    }
+}
+
+/// A request after a SYN with these options, from a guest that announces this window.
+fn asking_after(options: &[u8], window: u16) -> Vec<u8> {
+    let (answer, _) = answer_to(options);
+    let number = u32::from_be_bytes(answer[38..42].try_into().expect("a sequence number"));
+    let (seq, ack) = (ISN.wrapping_add(1), number.wrapping_add(1));
+    let mut frame = segment(header::ACK | header::PSH, seq, ack, &[], GET);
+    frame[48..50].copy_from_slice(&window.to_be_bytes());
     frame[50..52].fill(0);
     let length = frame.len() - 34;
     let pseudo = sum_of(&frame[26..34]) + u32::from(protocol::TCP) + length as u32;
     let checksum = sum::finish(pseudo + sum_of(&frame[34..]));
     frame[50..52].copy_from_slice(&checksum);
-    assert!(!Kernel::publish(GET, &response(512)).takes(&frame));
-    assert!(Kernel::publish(GET, &response(511)).takes(&frame));
+    frame
 }
 
 #[test]

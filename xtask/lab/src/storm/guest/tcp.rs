@@ -640,8 +640,9 @@ fn options(out: &mut Vec<u8>, header: &Header, sacks: &[(u32, u32)]) {
     }
 }
 
-/// The shift of the windows that a guest offers, as Linux usually has it.
-pub(crate) const WINDOW_SCALE: u8 = 7;
+/// The shift of the windows that a guest offers, as Linux has it whose `tcp_rmem` ends at 32 MiB. A server that reads the
+/// windows without it sees less than an answer's length.
+pub(crate) const WINDOW_SCALE: u8 = 10;
 
 #[cfg(test)]
 pub(crate) mod tests {
