@@ -263,6 +263,35 @@ async fn vmis_are_added_changed_and_removed() {
 }
 
 #[tokio::test]
+async fn a_listed_and_a_watched_vmi_belong_to_their_virtual_machine_and_announce_their_end() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    let uid = |number: usize| format!("44444444-0000-4000-8000-{number:012}");
+    let owned = |number: usize| {
+        let mut vmi = vmi(number);
+        vmi["metadata"]["ownerReferences"] = json!([{
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": format!("vm-{number}"),
+            "uid": uid(number), "controller": true, "blockOwnerDeletion": true,
+        }]);
+        vmi
+    };
+    server.put(owned(1));
+    let mut node = Node::start(&server, &kubelet, None);
+    node.until("the start", |node| node.synced).await;
+    server.put(owned(2));
+    node.until("an added VMI", |node| node.known.contains_key(&key(2))).await;
+    for number in [1, 2] {
+        let Known::Record(record) = &node.known[&key(number)] else { panic!("{number} has no record") };
+        assert_eq!(record.owner_text(), format!("kubevirt/shop/vm-{number}/{}", uid(number)));
+        assert!(record.events.is_empty(), "{number} stays");
+    }
+    let mut deleted = owned(2);
+    deleted["metadata"]["deletionTimestamp"] = "2026-11-23T10:00:00Z".into();
+    server.put(deleted);
+    let announces = |known: &Known| matches!(known, Known::Record(record) if !record.events.is_empty());
+    node.until("the event", |node| announces(&node.known[&key(2)])).await;
+}
+
+#[tokio::test]
 async fn a_thousand_vmis_at_once_are_all_reported() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let mut node = Node::start(&server, &kubelet, None);

@@ -50,9 +50,15 @@ pub enum FeedError {
         /// The kernel's error.
         error: Arc<io::Error>,
     },
-    /// A VM is not served, or only in part.
+    /// A VM is not served, or only by an earlier version of its record.
     #[error("{reason}")]
     Vm {
+        /// The fault and its remedy.
+        reason: String,
+    },
+    /// The latest version of the record is in force, without a part of the VM.
+    #[error("{reason}")]
+    Part {
         /// The fault and its remedy.
         reason: String,
     },
@@ -172,7 +178,8 @@ pub enum FeedEvent {
         /// The record's name within the feed.
         key: String,
     },
-    /// A record is invalid or exceeds a limit. Its last good version stays in force.
+    /// A record is invalid or exceeds a limit. Its last good version stays in force. With [`FeedError::Part`] that is
+    /// the version just published. An `Upsert` takes the rejection back, so a feed repeats one that still holds.
     Rejected {
         /// The record's name within the feed.
         key: String,

@@ -5,8 +5,9 @@
 //! others stay shadowed until they are the highest. One source may have several records of a VM in force, because a VM
 //! that migrates within its node exists twice for a while.
 //!
-//! A refused record leaves the last good one in force. This module uses no clock, file or network: events go in, and
-//! changes for guests come out.
+//! A refused record leaves the last good one in force. A record may also be in force while its feed rejects a part of
+//! its VM ([`FeedError::Part`]). This module uses no clock, file or network: events go in, and changes for guests come
+//! out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use metadata_common::mac::Mac;
 use metadata_common::share::{FairShare, Tenant};
 
-use crate::{FeedEvent, RejectedVm};
+use crate::{FeedError, FeedEvent, RejectedVm};
 use metadata_common::port::PortName;
 use metadata_content::record::{Owner, Record};
 use metadata_content::source::{Authorship, RecordSource};
@@ -135,8 +136,10 @@ pub enum RecordStanding {
 struct HeldRecord {
     /// The last good version.
     record: Option<Arc<Record>>,
-    /// Why the latest version was refused, if it was.
+    /// Why the latest version, or a part of it, was refused, if it was.
     refused: Option<String>,
+    /// True if `refused` is about a part, and the rest of the latest version is in `record`.
+    is_part: bool,
     /// The VM of a record without a good version, if its source tells it.
     vm: Option<Box<RejectedVm>>,
     /// The round in which its source last published it.
@@ -207,7 +210,10 @@ impl Registry {
             }
             FeedEvent::Rejected { key, error } => {
                 let id = RecordId::new(source, &key);
-                self.refuse(id.clone(), error.to_string());
+                let is_part = matches!(error, FeedError::Part { .. });
+                // Counts versions, and this one is in force.
+                self.refusals += u64::from(!is_part);
+                self.refuse(id.clone(), error.to_string(), is_part);
                 // A good version says itself whose it is.
                 if let Some(held) = self.held.get_mut(&id).filter(|held| held.record.is_none()) {
                     held.vm = error.vm().cloned().map(Box::new);
@@ -259,15 +265,23 @@ impl Registry {
         self.by_vm.get(vm).into_iter().flat_map(|ids| ids.iter())
     }
 
-    /// All records whose latest version was refused, with the reason.
+    /// All records whose latest version was refused, or is served in part, with the reason.
     pub fn refused(&self) -> impl Iterator<Item = (&RecordId, &str)> {
         self.held.iter().filter_map(|(id, held)| Some((id, held.refused.as_deref()?)))
     }
 
-    /// The reason, if a record's latest version was refused.
+    /// The reason, if a record's latest version was refused or is served in part.
     #[must_use]
     pub fn refusal(&self, id: &RecordId) -> Option<&str> {
         self.held.get(id)?.refused.as_deref()
+    }
+
+    /// True if a record's [`refusal`](Self::refusal) is about a part of its VM, and the rest of the latest version is
+    /// good.
+    #[must_use]
+    pub fn is_good_in_part(&self, id: &RecordId) -> bool {
+        let is_part = |held: &HeldRecord| held.record.is_some() && held.refused.is_some() && held.is_part;
+        self.held.get(id).is_some_and(is_part)
     }
 
     /// The VM of a record without a good version, if its source tells it.
@@ -301,7 +315,8 @@ impl Registry {
             let most = self.limits.records;
             let reason =
                 format!("expected at most {most} records of a source, found one more; remove others");
-            self.refuse(id, reason);
+            self.refusals += 1;
+            self.refuse(id, reason, false);
             return Vec::new();
         }
         let round = told.round;
@@ -354,9 +369,8 @@ impl Registry {
         vec![Change::Expect(id, identities)]
     }
 
-    /// Counts a refusal. The last good version stays.
-    fn refuse(&mut self, id: RecordId, mut reason: String) {
-        self.refusals += 1;
+    /// Keeps the reason of a refusal. The last good version stays.
+    fn refuse(&mut self, id: RecordId, mut reason: String, is_part: bool) {
         // A reason may repeat names that a tenant has chosen, of any length.
         if reason.len() > REASON_BYTES {
             reason.truncate(reason.floor_char_boundary(REASON_BYTES));
@@ -367,9 +381,10 @@ impl Registry {
         told.refused.set_limit(most, REFUSED_FLOOR);
         let round = told.round;
         if let Some(held) = self.held.get_mut(&id) {
-            (held.refused, held.round) = (Some(reason), round);
+            (held.refused, held.is_part, held.round) = (Some(reason), is_part, round);
         } else if told.refused.admit(&id.tenant(), 1).is_ok() {
-            self.held.insert(id, HeldRecord { record: None, refused: Some(reason), vm: None, round });
+            self.held
+                .insert(id, HeldRecord { refused: Some(reason), is_part, round, ..HeldRecord::default() });
         }
     }
 
@@ -554,6 +569,31 @@ mod tests {
         assert_eq!(words(&registry.apply(RecordSource::File, upsert("a.yaml", A, 1))), [""; 0], "as it was");
         assert_eq!(words(&registry.apply(RecordSource::File, upsert("b.yaml", B, 1))), ["+b.yaml 1"]);
         assert_eq!((registry.refusals(), registry.refused().count()), (2, 0));
+    }
+
+    #[test]
+    fn a_record_that_is_good_in_part_is_no_refused_version() {
+        let mut registry = Registry::default();
+        let id = id(RecordSource::Kubevirt, "ns/a");
+        let reject = |registry: &mut Registry, error: FeedError| {
+            registry.apply(RecordSource::Kubevirt, FeedEvent::Rejected { key: "ns/a".into(), error })
+        };
+        let reason = || "NIC `fast`".to_owned();
+        reject(&mut registry, FeedError::Part { reason: reason() });
+        assert!(!registry.is_good_in_part(&id), "nothing of it is good yet");
+        for generation in 1..=2 {
+            registry.apply(RecordSource::Kubevirt, upsert("ns/a", A, generation));
+            assert_eq!((registry.refusal(&id), registry.is_good_in_part(&id)), (None, false), "{generation}");
+            assert_eq!(reject(&mut registry, FeedError::Part { reason: reason() }), []);
+            let found = (registry.refusal(&id), registry.is_good_in_part(&id), registry.refusals());
+            assert_eq!(found, (Some("NIC `fast`"), true, 0), "{generation}");
+        }
+        reject(&mut registry, FeedError::Vm { reason: reason() });
+        assert_eq!(
+            (registry.is_good_in_part(&id), registry.refusals()),
+            (false, 1),
+            "an earlier version stays"
+        );
     }
 
     #[test]

@@ -572,6 +572,7 @@ fn applied(origin: VmiOrigin, mut object: DynamicObject) -> Update {
         "metadata": {
             "name": meta.name, "namespace": meta.namespace, "uid": meta.uid,
             "labels": meta.labels, "annotations": meta.annotations,
+            "ownerReferences": meta.owner_references, "deletionTimestamp": meta.deletion_timestamp,
         },
         "spec": object.data["spec"].take(),
         "status": object.data.get_mut("status").map(serde_json::Value::take).unwrap_or_else(|| json!({})),
@@ -692,8 +693,11 @@ mod tests {
     use std::fs;
     use tokio::time::Instant;
 
-    use super::{BYTES, Bearer, FRESH, MESSAGE, PAGE, PAGE_BYTES, QUEUE, Reports, event, next_page};
-    use crate::kubevirt::core::{EventReason, VmiEvent};
+    use super::{
+        BYTES, Bearer, FRESH, MESSAGE, PAGE, PAGE_BYTES, QUEUE, Reports, Update, applied, event, next_page,
+    };
+    use crate::kubevirt::Vmi;
+    use crate::kubevirt::core::{EventReason, VmiEvent, VmiOrigin};
 
     #[test]
     fn a_renewed_token_is_sent_within_a_minute_and_a_lost_one_stays() {
@@ -737,6 +741,27 @@ mod tests {
         ] {
             assert_eq!(next_page(objects, bytes), expected, "{objects} objects of {bytes} bytes");
         }
+    }
+
+    #[test]
+    fn a_watched_vmi_has_every_field_that_the_feed_reads() {
+        let text = include_str!("translate/fixtures/vmi.json");
+        let mut sent: serde_json::Value = serde_json::from_str(text).expect("JSON");
+        sent["metadata"]["ownerReferences"] = serde_json::json!([{
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "web-1", "uid": "vm-uid",
+            "controller": true, "blockOwnerDeletion": true,
+        }]);
+        sent["metadata"]["deletionTimestamp"] = "2026-11-23T10:00:00Z".into();
+        let read = Vmi::from_value(sent.clone()).expect("a VMI");
+        let object = serde_json::from_value(sent).expect("an object");
+        let Update::Applied(VmiOrigin::Here, watched) = applied(VmiOrigin::Here, object) else {
+            panic!("it is readable")
+        };
+        // The pieces first, because the debug form of a VMI shows its name alone.
+        assert_eq!(watched.metadata.owner_references, read.metadata.owner_references);
+        assert_eq!(watched.metadata.deletion_timestamp, read.metadata.deletion_timestamp);
+        assert_eq!(watched.owner().as_str(), "kubevirt/shop/web-1/vm-uid");
+        assert_eq!(*watched, read);
     }
 
     fn report(message: String) -> VmiEvent {

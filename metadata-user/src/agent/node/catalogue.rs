@@ -237,8 +237,9 @@ impl RecordCatalogue {
                         FeedEvent::Upsert { key, record: self.renderer.compact(source, record) }
                     }
                     (None, Err(no_room)) => {
-                        self.log_refusal(&id, &no_room);
-                        FeedEvent::Rejected { key, error: FeedError::Room(no_room) }
+                        let error = FeedError::Room(no_room);
+                        self.log_refusal(&id, &error);
+                        FeedEvent::Rejected { key, error }
                     }
                 }
             }
@@ -279,11 +280,9 @@ impl RecordCatalogue {
         self.plan.put(id, None)
     }
 
-    fn log_refusal(&self, id: &RecordId, reason: &dyn std::fmt::Display) {
-        match self.registry.record(id) {
-            Some(_) => warn!(record = %id, "refused; the last valid record stays in force: {reason}"),
-            None => warn!(record = %id, "refused, so its VM is not served: {reason}"),
-        }
+    fn log_refusal(&self, id: &RecordId, error: &FeedError) {
+        let is_good = self.registry.record(id).is_some();
+        warn!(record = %id, "{}: {error}", effect_of_refusal(is_good, error));
     }
 
     /// Applies the configured ports, the memory limit and the age of token keys.
@@ -377,6 +376,15 @@ impl RecordCatalogue {
     #[must_use]
     pub(super) fn state_troubles(&self) -> Vec<String> {
         self.state.troubles()
+    }
+}
+
+/// What a refusal means for a VM, in words. `is_good` says whether the registry has a good version of the record.
+fn effect_of_refusal(is_good: bool, error: &FeedError) -> &'static str {
+    match (is_good, error) {
+        (true, FeedError::Part { .. }) => "served in part",
+        (true, _) => "refused; the last valid record stays in force",
+        (false, _) => "refused, so its VM is not served",
     }
 }
 
@@ -573,11 +581,11 @@ mod tests {
     use metadata_content::source::RecordSource;
     use metadata_content::store::{Responses, VmState};
     use metadata_content::token::TokenKind;
-    use metadata_feed::FeedEvent;
     use metadata_feed::memory_budget::MemoryBudget;
     use metadata_feed::registry::RecordId;
+    use metadata_feed::{FeedError, FeedEvent};
 
-    use super::{RecordCatalogue, TouchedPorts};
+    use super::{RecordCatalogue, TouchedPorts, effect_of_refusal};
     use crate::agent::state::NodeState;
     use crate::config::Config;
 
@@ -668,6 +676,19 @@ mod tests {
                 "{owner:?}"
             );
             assert_eq!(catalogue.registry().refused().count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_logged_with_what_it_means_for_the_vm() {
+        let reason = || "no".to_owned();
+        for (is_good, error, expected) in [
+            (true, FeedError::Part { reason: reason() }, "served in part"),
+            (true, FeedError::Vm { reason: reason() }, "refused; the last valid record stays in force"),
+            (false, FeedError::Vm { reason: reason() }, "refused, so its VM is not served"),
+            (false, FeedError::Part { reason: reason() }, "refused, so its VM is not served"),
+        ] {
+            assert_eq!(effect_of_refusal(is_good, &error), expected, "{error:?}");
         }
     }
 

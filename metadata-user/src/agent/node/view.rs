@@ -273,12 +273,16 @@ impl<'a> NodeView<'a> {
         Some(self.mac_mismatch(port, sender).to_string())
     }
 
-    /// Why the latest version of a record is not served, although an earlier one is.
+    /// Why the latest version of a record, or a part of it, is not served, although a record of its VM is.
     fn refusal(self, id: &RecordId) -> Option<String> {
-        let reason = self.catalogue.registry().refusal(id)?;
-        Some(format!(
-            "the latest version of its record is refused, and the last valid one stays in force: {reason}"
-        ))
+        let registry = self.catalogue.registry();
+        let reason = registry.refusal(id)?;
+        let effect = if registry.is_good_in_part(id) {
+            "its VM is served in part"
+        } else {
+            "the latest version of its record is refused, and the last valid one stays in force"
+        };
+        Some(format!("{effect}: {reason}"))
     }
 
     fn is_called(self, name: &str, who: &IdentityName, id: Option<&RecordId>) -> bool {

@@ -41,19 +41,36 @@ pub(super) struct VmiInstance {
     pub(super) inlet: Option<Mac>,
     /// The last published record.
     pub(super) record: Option<Arc<Record>>,
+    /// True if the last translation gave `record`; false if it gave none, and an earlier record stays.
+    is_current: bool,
     /// The identities last published as expected, while there is no record.
     expected: Vec<(PortName, Mac)>,
     /// Why its launcher is unknown, if that is a fault.
     pub(super) missing: Option<VmiProblem>,
     /// The problems of the last translation.
     pub(super) problems: Vec<VmiProblem>,
-    /// The text of the problems last published.
-    complaint: Option<String>,
+    /// The problems last published, unless a later event has taken them back.
+    complaint: Option<Complaint>,
     /// The reason and message last reported.
     reported: Option<(EventReason, String)>,
     /// Since when the agent has failed to serve it.
     failing_since: Option<Instant>,
     ended: bool,
+}
+
+/// Problems as they are published.
+#[derive(Clone, PartialEq, Eq)]
+struct Complaint {
+    text: String,
+    /// True if the record in force is the latest, and lacks what the problems name.
+    is_of_part: bool,
+}
+
+impl Complaint {
+    fn error(&self) -> FeedError {
+        let reason = self.text.clone();
+        if self.is_of_part { FeedError::Part { reason } } else { FeedError::Vm { reason } }
+    }
 }
 
 impl VmiInstance {
@@ -71,6 +88,7 @@ impl VmiInstance {
             volumes: BTreeSet::new(),
             inlet: None,
             record: None,
+            is_current: false,
             expected: Vec::new(),
             missing: None,
             problems: Vec::new(),
@@ -188,8 +206,12 @@ impl VmiInstance {
 
     /// Notes an outcome, and returns an event if something changed. A good record stays when the data no longer gives
     /// one, because kubelet removes a pod's volumes before the pod.
+    ///
+    /// The registry drops what was rejected when a record arrives or is removed, so [`complain`](Self::complain) then
+    /// publishes the problems again.
     pub(super) fn publish(&mut self, outcome: TranslationOutcome, generation: u64) -> Option<FeedEvent> {
         let key = self.key.clone();
+        self.is_current = matches!(outcome, TranslationOutcome::Record(_));
         match outcome {
             TranslationOutcome::Record(mut record) => {
                 record.generation = self.record.as_ref().map_or(generation, |last| last.generation);
@@ -200,6 +222,7 @@ impl VmiInstance {
                 let record = Arc::<Record>::from(record);
                 self.record = Some(Arc::clone(&record));
                 self.expected.clear();
+                self.complaint = None;
                 Some(FeedEvent::Upsert { key, record })
             }
             TranslationOutcome::Expect(identities)
@@ -210,6 +233,7 @@ impl VmiInstance {
             }
             TranslationOutcome::Unserved if self.record.is_none() && !self.expected.is_empty() => {
                 self.expected.clear();
+                self.complaint = None;
                 Some(FeedEvent::Remove { key })
             }
             TranslationOutcome::Expect(_) | TranslationOutcome::Unserved => None,
@@ -220,7 +244,7 @@ impl VmiInstance {
     pub(super) fn published(&self) -> FeedEvent {
         let key = self.key.clone();
         match (&self.complaint, &self.record) {
-            (Some(reason), _) => FeedEvent::Rejected { key, error: FeedError::Vm { reason: reason.clone() } },
+            (Some(complaint), _) => FeedEvent::Rejected { key, error: complaint.error() },
             (None, Some(record)) => FeedEvent::Upsert { key, record: Arc::clone(record) },
             (None, None) if self.expected.is_empty() => FeedEvent::Remove { key },
             (None, None) => FeedEvent::Expect { key, identities: self.expected.clone() },
@@ -229,19 +253,16 @@ impl VmiInstance {
 
     /// Publishes problems that changed, or that none are left. Problems that may pass by themselves count only if `all`
     /// is set.
-    pub(super) fn complain(&mut self, all: bool) -> Vec<Action> {
+    pub(super) fn complain(&mut self, all: bool) -> Option<Action> {
         let problems = self.problems().filter(|problem| all || !problem.may_pass());
         let text = problems.map(ToString::to_string).collect::<Vec<_>>().join("; ");
-        let key = self.key.clone();
-        let mut actions = Vec::new();
-        if !text.is_empty() && self.complaint.as_ref() != Some(&text) {
-            let error = FeedError::Vm { reason: text.clone() };
-            actions.push(Action::Publish(FeedEvent::Rejected { key, error }));
-            self.complaint = Some(text.clone());
-        } else if text.is_empty() && self.complaint.take().is_some() {
-            actions.push(Action::Publish(self.published()));
+        let is_of_part = self.is_current && self.record.is_some();
+        let complaint = Some(Complaint { text, is_of_part }).filter(|complaint| !complaint.text.is_empty());
+        if self.complaint == complaint {
+            return None;
         }
-        actions
+        self.complaint = complaint;
+        Some(Action::Publish(self.published()))
     }
 
     /// Notes how the agent serves it. Returns when to report a failure that has begun less than [`GRACE`] ago: a port
@@ -259,7 +280,7 @@ impl VmiInstance {
     pub(super) fn report(&mut self, vmi: &Vmi, service: &ServingState, now: Instant) -> Option<VmiEvent> {
         let record = self.record.as_ref();
         let report = match (&self.complaint, service) {
-            (Some(complaint), _) => (EventReason::Degraded, complaint.clone()),
+            (Some(complaint), _) => (EventReason::Degraded, complaint.text.clone()),
             (None, ServingState::Ready) => {
                 let nics = record?.network.nics.len();
                 (EventReason::Ready, format!("the VM's metadata is served on {nics} of its NICs"))
