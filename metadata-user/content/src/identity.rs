@@ -559,6 +559,9 @@ mod tests {
             "{}",
             refused(&lacks)
         );
+        let mut dots = full();
+        dots["identity"] = json!({"subject": "../x"});
+        assert!(refused(&dots).contains("no segment that is empty, `.` or `..`"), "{}", refused(&dots));
         for (field, value) in [
             ("subject", json!("")),
             ("subject", json!("/a")),

@@ -44,7 +44,7 @@ const LABEL: &str = "CERTIFICATE";
 pub struct CertificateFiles {
     /// PEM file with the certificate, then those of its issuers.
     pub chain: PathBuf,
-    /// PEM file with the RSA key (PKCS#8). Only its owner may read it.
+    /// PEM file with the RSA key (PKCS#8 or PKCS#1). Only its owner may read it.
     pub key: PathBuf,
 }
 

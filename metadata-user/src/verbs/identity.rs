@@ -10,7 +10,9 @@ use hyper_util::rt::TokioIo;
 use metadata_content::parser;
 use metadata_datapath::sandbox::{SandboxMode, SandboxStage};
 use metadata_signer::jwt::JoinedKeySet;
-use metadata_signer::{Algorithm, KeyDirectory, Rotation, SigningKey, directory, jwt};
+use metadata_signer::{
+    Algorithm, DirectoryError, KeyDirectory, Rotation, SigningKey, SigningKeyError, directory, jwt,
+};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -26,6 +28,7 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tracing::warn;
 
 use super::{Exit, ExitError};
 use crate::config::{Config, Sandbox};
@@ -64,9 +67,9 @@ enum Verb {
         /// A directory of keys, or files with a JSON Web Key Set each.
         #[arg(value_name = "DIR|FILE", required = true)]
         paths: Vec<PathBuf>,
-        /// Algorithm of the keys in a directory.
-        #[arg(long, value_enum, default_value_t = Kind::Es256)]
-        algorithm: Kind,
+        /// Algorithm of the keys in a directory [default: ES256, if all keys are for it].
+        #[arg(long, value_enum)]
+        algorithm: Option<Kind>,
         /// Print the keys as a SPIFFE bundle.
         #[arg(long)]
         spiffe: bool,
@@ -116,7 +119,9 @@ impl IdentityArgs {
     pub fn run(self, out: &mut impl Write) -> anyhow::Result<()> {
         match self.verb {
             Verb::Key { dir, algorithm } => key(dir.as_deref(), algorithm.into(), out),
-            Verb::Jwks { paths, algorithm, spiffe } => print_jwks(&paths, algorithm.into(), spiffe, out),
+            Verb::Jwks { paths, algorithm, spiffe } => {
+                print_jwks(&paths, KeyChoice::of_option(algorithm.map(Into::into)), spiffe, out)
+            }
             Verb::Publish(arguments) => arguments.run(out),
             Verb::Signer { sandbox } => signer(sandbox),
         }
@@ -133,37 +138,85 @@ fn key(dir: Option<&Path>, algorithm: Algorithm, out: &mut impl Write) -> anyhow
     Ok(())
 }
 
+/// Which keys of a directory are meant.
+#[derive(Clone, Copy)]
+struct KeyChoice {
+    algorithm: Algorithm,
+    /// True if somebody chose the algorithm. Keys for others are then left out, as the agent leaves them out.
+    is_chosen: bool,
+    /// What chooses the algorithm.
+    setting: &'static str,
+}
+
+impl KeyChoice {
+    fn of_option(algorithm: Option<Algorithm>) -> Self {
+        let is_chosen = algorithm.is_some();
+        Self { algorithm: algorithm.unwrap_or_default(), is_chosen, setting: "--algorithm" }
+    }
+
+    fn of_configuration(algorithm: Algorithm) -> Self {
+        Self { algorithm, is_chosen: true, setting: "identity.algorithm" }
+    }
+}
+
 fn print_jwks(
     paths: &[PathBuf],
-    algorithm: Algorithm,
+    choice: KeyChoice,
     spiffe: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     let mut joined = JoinedKeySet::default();
-    paths.iter().try_for_each(|path| add(&mut joined, path, algorithm))?;
+    paths.iter().try_for_each(|path| add(&mut joined, path, choice))?;
     let set = if spiffe { joined.into_bundle()? } else { joined.into_set() };
     serde_json::to_writer_pretty(&mut *out, &set)?;
     writeln!(out)?;
     Ok(())
 }
 
-/// Adds the public keys of a directory or a file.
-fn add(joined: &mut JoinedKeySet, path: &Path, algorithm: Algorithm) -> anyhow::Result<()> {
-    let set = if path.is_dir() { of_directory(path, algorithm)? } else { of_file(path)? };
+/// Adds the public keys of a directory or a file. Warns of keys that are left out.
+fn add(joined: &mut JoinedKeySet, path: &Path, choice: KeyChoice) -> anyhow::Result<()> {
+    let set = if path.is_dir() {
+        let (set, left_out) = of_directory(path, choice)?;
+        for file in left_out {
+            warn!(
+                "{}: left out, because it is no key for {}; remove the file",
+                file.display(),
+                choice.algorithm
+            );
+        }
+        set
+    } else {
+        of_file(path)?
+    };
     joined.add(&set).with_context(|| format!("cannot read {}", path.display()))
 }
 
-fn of_directory(path: &Path, algorithm: Algorithm) -> anyhow::Result<Value> {
+/// Returns the public keys of a directory, and the files of keys for other algorithms.
+fn of_directory(path: &Path, choice: KeyChoice) -> anyhow::Result<(Value, Vec<PathBuf>)> {
+    let KeyChoice { algorithm, is_chosen, setting } = choice;
     let mut keys = KeyDirectory::new(path.to_owned(), algorithm, Rotation { publish_for: 0, after: None });
-    // A set without one of the keys would look complete.
-    match keys.look()?.into_iter().next() {
-        Some(reason) => Err(reason.into()),
-        None if keys.keys().len() == 0 => anyhow::bail!(
-            "expected a key in {shown}, found none; `xdp-imds identity key {shown}` makes one",
-            shown = path.display()
-        ),
-        None => Ok(jwt::of(keys.keys())),
+    let mut others = Vec::new();
+    for reason in keys.look()? {
+        match reason {
+            DirectoryError::Key { path, source: SigningKeyError::Kind(_) } => others.push(path),
+            // A set without one of the keys would look complete.
+            reason => return Err(reason.into()),
+        }
     }
+    let has_keys = keys.keys().len() > 0;
+    if let Some(other) = others.first().filter(|_| !is_chosen || !has_keys) {
+        bail!(
+            "{}: expected a key for {algorithm}, found another; `{setting}` names the algorithm of the keys that are \
+             meant",
+            other.display()
+        );
+    }
+    ensure!(
+        has_keys,
+        "expected a key in {shown}, found none; `xdp-imds identity key {shown}` makes one",
+        shown = path.display()
+    );
+    Ok((jwt::of(keys.keys()), others))
 }
 
 fn of_file(path: &Path) -> anyhow::Result<Value> {
@@ -256,9 +309,17 @@ impl PublishArgs {
         let identity = config.identity.with_context(|| {
             format!("{file}: expected `identity` with the issuer and its keys, found none; --config names another file")
         })?;
+        let choice = KeyChoice::of_configuration(identity.algorithm);
         let mut joined = JoinedKeySet::default();
         if self.sources.is_empty() {
-            add(&mut joined, &identity.keys, identity.algorithm)?;
+            let keys = &identity.keys;
+            ensure!(
+                keys.is_dir(),
+                "{file}: expected a directory of keys at {shown}, found none; `xdp-imds identity key {shown}` makes one \
+                 with a key, and an argument names another directory, a file or the agents' URL",
+                shown = keys.display()
+            );
+            add(&mut joined, keys, choice)?;
         }
         for source in &self.sources {
             if source.starts_with(SCHEME) {
@@ -266,7 +327,7 @@ impl PublishArgs {
                     joined.add(&set).with_context(|| format!("cannot read {source}"))?;
                 }
             } else {
-                add(&mut joined, Path::new(source), identity.algorithm)?;
+                add(&mut joined, Path::new(source), choice)?;
             }
         }
         let keys = joined.into_set();
@@ -352,4 +413,105 @@ async fn fetch(address: SocketAddr, url: &Uri) -> anyhow::Result<Value> {
     let body = body.map_err(|error| anyhow::anyhow!("expected at most {limit} bytes: {error}"))?;
     // The parser's message could repeat a part of what is no key set.
     parser::json(body.to_bytes()).map_err(|_| anyhow::anyhow!("expected JSON, found something else"))
+}
+
+#[cfg(test)]
+mod tests {
+    use metadata_signer::{Algorithm, directory};
+    use serde_json::Value;
+    use std::fs;
+    use std::path::Path;
+
+    use super::{KEYS, KeyChoice, PublishArgs, print_jwks};
+
+    /// Creates a directory with a key for each of these algorithms.
+    fn keys(algorithms: &[Algorithm]) -> tempfile::TempDir {
+        let room = tempfile::tempdir().expect("a directory");
+        for (made_at, algorithm) in (1_795_428_000..).zip(algorithms) {
+            directory::make(room.path(), *algorithm, made_at).expect("made");
+        }
+        room
+    }
+
+    /// Returns the algorithm of each key in a set.
+    fn algorithms(set: &str) -> Vec<String> {
+        let set: Value = serde_json::from_str(set).expect("JSON");
+        let keys = set["keys"].as_array().expect("a list");
+        keys.iter().map(|key| key["alg"].as_str().expect("an algorithm").to_owned()).collect()
+    }
+
+    fn published(keys: &Path, algorithm: Algorithm) -> anyhow::Result<Vec<String>> {
+        let room = tempfile::tempdir().expect("a directory");
+        let config = room.path().join("config.yaml");
+        let keys = keys.display();
+        let text = format!(
+            "identity: {{issuer: 'https://id.example.org', keys: '{keys}', algorithm: {algorithm}}}\n"
+        );
+        fs::write(&config, text).expect("written");
+        let arguments =
+            PublishArgs { config, out: None, config_map: None, kubeconfig: None, sources: Vec::new() };
+        arguments.documents().map(|documents| algorithms(&documents[KEYS]))
+    }
+
+    fn printed(keys: &Path, algorithm: Option<Algorithm>) -> anyhow::Result<Vec<String>> {
+        let mut out = Vec::new();
+        print_jwks(&[keys.to_owned()], KeyChoice::of_option(algorithm), false, &mut out)?;
+        Ok(algorithms(&String::from_utf8(out).expect("text")))
+    }
+
+    #[test]
+    fn keys_of_a_former_algorithm_are_left_out_of_what_is_published() {
+        use Algorithm::{EdDsa, Es256, Rs256};
+        for (made, algorithm, expected) in [
+            (&[Es256, EdDsa][..], EdDsa, Ok("EdDSA")),
+            (&[Es256, EdDsa], Es256, Ok("ES256")),
+            (&[EdDsa], EdDsa, Ok("EdDSA")),
+            (&[Es256, EdDsa], Rs256, Err("`identity.algorithm` names")),
+            (&[], EdDsa, Err("expected a key in ")),
+        ] {
+            let room = keys(made);
+            let found = published(room.path(), algorithm).map_err(|error| error.to_string());
+            match expected {
+                Ok(expected) => assert_eq!(found, Ok(vec![expected.to_owned()]), "{made:?} {algorithm}"),
+                Err(text) => {
+                    let error = found.expect_err("no key is meant");
+                    assert!(error.contains(text), "{made:?} {algorithm}: {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn keys_for_several_algorithms_are_printed_only_if_one_is_chosen() {
+        use Algorithm::{EdDsa, Es256, Rs256};
+        for (made, chosen, expected) in [
+            (&[Es256][..], None, Ok("ES256")),
+            (&[Es256, EdDsa], Some(EdDsa), Ok("EdDSA")),
+            (&[Es256, EdDsa], Some(Es256), Ok("ES256")),
+            (&[Es256, EdDsa], None, Err("`--algorithm` names")),
+            (&[EdDsa], None, Err("`--algorithm` names")),
+            (&[EdDsa], Some(Rs256), Err("`--algorithm` names")),
+        ] {
+            let room = keys(made);
+            let found = printed(room.path(), chosen).map_err(|error| error.to_string());
+            match expected {
+                Ok(expected) => assert_eq!(found, Ok(vec![expected.to_owned()]), "{made:?} {chosen:?}"),
+                Err(text) => {
+                    let error = found.expect_err("another key is there");
+                    assert!(error.contains(text), "{made:?} {chosen:?}: {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_may_be_a_key_that_is_meant_is_never_left_out() {
+        let room = keys(&[Algorithm::EdDsa]);
+        fs::write(room.path().join("damaged.pem"), "no key").expect("written");
+        for found in [published(room.path(), Algorithm::EdDsa), printed(room.path(), Some(Algorithm::EdDsa))]
+        {
+            let error = found.expect_err("the set would look complete").to_string();
+            assert!(error.contains("damaged.pem"), "{error}");
+        }
+    }
 }

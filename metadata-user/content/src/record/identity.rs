@@ -175,7 +175,7 @@ fn escape(text: &str, out: &mut String) {
 
 impl TextForm for Subject {
     const EXPECTED: &'static str = "1 to 255 letters, digits and `._~:/-` with `{owner}`, `{uuid}`, `{name}`, \
-        `{namespace}` or `{project}`, and no empty segment";
+        `{namespace}` or `{project}`, and no segment that is empty, `.` or `..`";
 
     fn read(text: &str) -> Option<Self> {
         let is_segment = |segment: &str| !matches!(segment, "" | "." | "..");
