@@ -151,6 +151,8 @@ const FAULTS: [(&str, &str); 3] = [
 ];
 /// Length of the longest unknown field that is compared with the known ones, in bytes.
 const COMPARED_MAX: usize = 64;
+/// Most known fields that are listed where one of them is near.
+const LISTED_MAX: usize = 12;
 
 /// The known field that somebody who wrote `found` probably meant: at most every third character differs.
 fn nearest<'a>(found: &str, fields: &'a str) -> Option<&'a str> {
@@ -175,6 +177,9 @@ pub fn plain(reason: &str) -> String {
     {
         let fields = fields.trim_start_matches("expected ").trim_start_matches("one of ");
         return match nearest(found, fields) {
+            Some(near) if fields.split(", ").count() > LISTED_MAX => {
+                format!("unknown field; did you mean `{near}`?")
+            }
             Some(near) => format!("unknown field; did you mean `{near}`? The fields here are {fields}"),
             None => format!("unknown field; the fields here are {fields}"),
         };
@@ -864,6 +869,14 @@ mod tests {
             (
                 "unknown field `groop`, expected `group` or `instances`",
                 "unknown field; did you mean `group`? The fields here are `group` or `instances`",
+            ),
+            (
+                "unknown field `z`, expected one of `a`, `b`, `c`, `d`, `e`, `f`, `g`, `h`, `i`, `j`, `k`, `l`, `m`",
+                "unknown field; the fields here are `a`, `b`, `c`, `d`, `e`, `f`, `g`, `h`, `i`, `j`, `k`, `l`, `m`",
+            ),
+            (
+                "unknown field `hsots`, expected one of a, b, c, d, e, f, g, h, i, j, k, l, hosts",
+                "unknown field; did you mean `hosts`?",
             ),
             ("expected value", "expected a value of JSON, found something else"),
             ("missing field `keys`", "the field `keys` is missing"),

@@ -14,7 +14,7 @@ use super::render as render_for;
 use super::{AccessCondition, Mount, all, computation_timeout};
 use crate::http::{Headers, Method, Request, RequestTarget, Response};
 use crate::identity::{IssuedToken, Issuer, Order, SigningJob};
-use crate::record::{RESERVED_KEYS, Record};
+use crate::record::{Dialect, RESERVED_KEYS, Record};
 use crate::store::{Endpoint, Host, Interner, LiveOutcome, ParkedCall, Responses, VmState};
 use metadata_common::addresses::Connection;
 use metadata_common::time::Now;
@@ -525,6 +525,35 @@ fn every_mount_has_a_route_and_enforces_its_condition() {
             }
         }
     }
+}
+
+#[test]
+fn user_data_is_open_in_the_dialects_that_check_says() {
+    const SECRET: &str = "open-sesame";
+    let settings = [json!({}), json!({"date_tree": "cloudstack"}), json!({"opc_v1": "off"})];
+    let mut wrong = Vec::new();
+    for (name, more) in Dialect::ALL.iter().flat_map(|name| settings.iter().map(move |more| (name, more))) {
+        let mut record = strict();
+        record["user_data"] = json!({"text": format!("#cloud-config\nhostname: {SECRET}\n")});
+        record["serve"]["dialects"] = json!([name]);
+        for (setting, value) in more.as_object().into_iter().flatten() {
+            record["serve"][setting] = value.clone();
+        }
+        let guest = DialectGuest::of(&record);
+        let secrets = [SECRET.to_owned(), STANDARD.encode(format!("#cloud-config\nhostname: {SECRET}\n"))];
+        let is_told = guest.responses().routes().any(|(host, path, _)| {
+            let (address, port) = host.authority().split_once(':').unwrap_or((host.authority(), "80"));
+            let local = (address, port.parse().expect("a port"));
+            let response = guest.ask_at(local, Method::Get, path, &[]);
+            let body = response.body().to_bytes();
+            let body = String::from_utf8_lossy(&body);
+            response.status().0 == 200 && secrets.iter().any(|secret| body.contains(secret))
+        });
+        if is_told != parse(&record).serve.opens_user_data(*name) {
+            wrong.push(format!("{name:?} with {more}: {is_told}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
 }
 
 #[test]

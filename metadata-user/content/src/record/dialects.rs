@@ -269,6 +269,35 @@ impl ServeSettings {
     pub fn serves(&self, dialect: Dialect) -> bool {
         self.dialects.as_ref().is_none_or(|listed| listed.contains(&dialect))
     }
+
+    /// Returns whether the record serves user-data in a dialect to requests without a header field, even if it requires
+    /// tokens.
+    pub(crate) fn opens_user_data(&self, dialect: Dialect) -> bool {
+        let is_open = match dialect {
+            Dialect::NoCloud
+            | Dialect::OpenStack
+            | Dialect::DigitalOcean
+            | Dialect::UpCloud
+            | Dialect::Hetzner
+            | Dialect::Vultr
+            | Dialect::Nwcs
+            | Dialect::Bigstep
+            | Dialect::CloudCix
+            | Dialect::Eve => true,
+            Dialect::CloudStack | Dialect::Exoscale => self.date_tree == DateTree::CloudStack,
+            // Its older tree needs no header field.
+            Dialect::Oracle => self.opc_v1 == OnOff::On,
+            Dialect::Kubevirt
+            | Dialect::Ec2
+            | Dialect::AliYun
+            | Dialect::Gce
+            | Dialect::Azure
+            | Dialect::Akamai
+            | Dialect::Scaleway
+            | Dialect::Maas => false,
+        };
+        is_open && self.serves(dialect)
+    }
 }
 
 /// `serve.date_tree`: owner of the tree below `/latest` and `/<date>`.

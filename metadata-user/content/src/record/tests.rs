@@ -507,6 +507,24 @@ fn an_unquoted_null_is_no_text() {
 }
 
 #[test]
+fn a_required_text_that_is_left_out_is_called_missing() {
+    for (place, field) in [
+        ("/vm", "uuid"),
+        ("/vm/project", "id"),
+        ("/hostname", "short"),
+        ("/placement", "region"),
+        ("/network/nics/0", "id"),
+        ("/ssh_keys/0", "key"),
+    ] {
+        let mut record: serde_json::Value = serde_json::from_str(&json()).expect("JSON");
+        let holder = record.pointer_mut(place).and_then(serde_json::Value::as_object_mut);
+        holder.and_then(|holder| holder.remove(field)).unwrap_or_else(|| panic!("{place} has no {field}"));
+        let error = Record::parse("r.json", &record.to_string()).expect_err(field).to_string();
+        assert!(error.ends_with(&format!("the field `{field}` is missing")), "{place}: {error}");
+    }
+}
+
+#[test]
 fn systemds_credentials_are_one_of_three_forms_and_fill_user_data() {
     let with = |credentials: &str, user_data: &str| {
         let text = format!(

@@ -524,10 +524,14 @@ impl Validator<'_> {
             let message = "more than the VM's NICs allow: each has at most 128 connections";
             self.warn(&way!["serve", "limits", "conns"], message);
         }
-        let open = [Dialect::NoCloud, Dialect::OpenStack].into_iter().filter(|d| serve.serves(*d));
-        if serve.imdsv2 == Imdsv2::Required && open.count() > 0 {
-            let message = "protects nothing while NoCloud or OpenStack serve the same user-data without a token; \
-                           list only dialects that need a header in serve.dialects";
+        let open = Dialect::ALL.iter().filter(|dialect| serve.opens_user_data(**dialect));
+        let open: Vec<_> = open.map(|dialect| dialect.title()).collect();
+        if serve.imdsv2 == Imdsv2::Required && !open.is_empty() {
+            let message = format!(
+                "protects nothing while the same user-data is served without a token to guests of {}; list only dialects \
+                 that need a header in serve.dialects",
+                open.join(", ")
+            );
             self.warn(&way!["serve", "imdsv2"], message);
         }
         Ok(())

@@ -29,7 +29,8 @@ pub(super) trait TextForm: Sized {
 }
 
 /// Deserializes a [`TextForm`]. The visitor checks the value, so that the parser adds its place to the error. The
-/// parser of YAML would take a plain `null` for a text if it were asked for one at once.
+/// parser of YAML would take a plain `null` for a text if it were asked for one at once, and Serde a missing field for
+/// `null` if it were asked for an optional value at once.
 pub(super) fn text<'de, T: TextForm, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     struct TextVisitor<T>(PhantomData<T>);
     impl<'de, T: TextForm> Visitor<'de> for TextVisitor<T> {
@@ -54,7 +55,20 @@ pub(super) fn text<'de, T: TextForm, D: Deserializer<'de>>(deserializer: D) -> R
             })
         }
     }
-    deserializer.deserialize_option(TextVisitor(PhantomData))
+    struct FieldVisitor<T>(PhantomData<T>);
+    impl<'de, T: TextForm> Visitor<'de> for FieldVisitor<T> {
+        type Value = T;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(T::EXPECTED)
+        }
+        fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+            deserializer.deserialize_option(TextVisitor(PhantomData))
+        }
+        fn visit_str<E: de::Error>(self, found: &str) -> Result<T, E> {
+            TextVisitor(PhantomData).visit_str(found)
+        }
+    }
+    deserializer.deserialize_newtype_struct("text", FieldVisitor(PhantomData))
 }
 
 /// Returns the first 64 characters of a value as one printable line.
