@@ -71,15 +71,15 @@ impl Database {
         let mut tool = Command::new("ovsdb-tool");
         words(&mut tool, &file);
         run(&mut tool)?;
-        let server = Self::serve(&file, &socket)?;
+        let server = Self::serve(&file, &socket, |command| Ok(command.spawn()?))?;
         Ok(Self { server, socket })
     }
 
-    fn serve(file: &Path, socket: &Path) -> Result<Child> {
+    fn serve(file: &Path, socket: &Path, spawn: impl FnOnce(&mut Command) -> Result<Child>) -> Result<Child> {
         let mut command = Command::new("ovsdb-server");
         command.arg(format!("--remote=punix:{}", socket.display()));
         command.arg(format!("--unixctl={}.ctl", socket.display())).arg("--no-chdir").arg(file);
-        let server = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let server = spawn(command.stdout(Stdio::null()).stderr(Stdio::null()));
         let server = server.context("`apt-get install openvswitch-common` installs ovsdb-server")?;
         eventually(NOTICE, || {
             run(Command::new("ovsdb-client").arg("list-dbs").arg(format!("unix:{}", socket.display())))
@@ -271,11 +271,14 @@ impl Node {
     }
 }
 
-fn configure(room: &Path, ovs: &Database, nova: &str, southbound: Option<&str>) -> Result<()> {
-    let configuration = json!({"openstack": {
+fn configuration(room: &Path, ovs: &Database, nova: &str, southbound: Option<&str>) -> Value {
+    json!({"openstack": {
         "nova": {"url": nova, "secret": room.join("secret")}, "ovsdb": ovs.remote(), "southbound": southbound,
-    }});
-    replace(&room.join("agent.yaml"), &configuration.to_string())
+    }})
+}
+
+fn configure(room: &Path, ovs: &Database, nova: &str, southbound: Option<&str>) -> Result<()> {
+    replace(&room.join("agent.yaml"), &configuration(room, ovs, nova, southbound).to_string())
 }
 
 fn start_agent<'a>(
@@ -284,7 +287,11 @@ fn start_agent<'a>(
     ovs: &Database,
     southbound: Option<&str>,
 ) -> Result<Agent<'a>> {
-    configure(room, ovs, nova::URL, southbound)?;
+    start_agent_with(ns, room, &configuration(room, ovs, nova::URL, southbound))
+}
+
+fn start_agent_with<'a>(ns: &'a Namespace, room: &Path, configuration: &Value) -> Result<Agent<'a>> {
+    replace(&room.join("agent.yaml"), &configuration.to_string())?;
     let mut words = agent::arguments(room, &[]);
     let records = words.iter().position(|word| word == "--records").context("a word")?;
     words.drain(records..records + 2);

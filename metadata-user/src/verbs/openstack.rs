@@ -55,7 +55,7 @@ impl OpenstackArgs {
         if written {
             writeln!(remarks, "the secret is in {}", secret.display())?;
         }
-        for remark in &settings.remarks {
+        for remark in settings.remarks() {
             writeln!(remarks, "{remark}")?;
         }
         // A block of YAML, because operators append it to their configuration.

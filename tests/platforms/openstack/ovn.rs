@@ -21,7 +21,7 @@ use support::tap::{Shape, Tap};
 use super::nova::{SECRET, URL};
 use super::{
     ADDRESS, Database, META_DATA, NOTICE, PACKAGES, configure, doctor, get, gets, has_problem, start_agent,
-    status,
+    start_agent_with, status,
 };
 
 /// `system-id`, by which OVN knows the chassis, and the name by which Neutron and Nova know the host.
@@ -493,4 +493,106 @@ fn a_database_that_lets_nobody_write_is_a_problem_and_guests_are_served() {
     eventually(NOTICE, || has_problem(node.room.path(), &problem)).expect("a problem");
     node.doctor_finds("warn", "permission error").expect("a warning");
     node.is_listed_as(&json!([])).expect("nothing is written");
+}
+
+/// Certificates as `ovs-pki` makes them: of the database, of this node's chassis, and of another's.
+struct Pki(PathBuf);
+
+impl Pki {
+    fn make(room: &Path) -> Result<Self> {
+        let pki = Self(room.join("pki"));
+        std::fs::create_dir(&pki.0)?;
+        pki.run(&["init"])?;
+        for (name, authority) in [("sb", "controller"), (SYSTEM_ID, "switch"), (OTHER_SYSTEM_ID, "switch")] {
+            pki.run(&["-u", "req+sign", name, authority])?;
+        }
+        Ok(pki)
+    }
+
+    fn run(&self, words: &[&str]) -> Result<String> {
+        let of = |option: &str, name: &str| format!("--{option}={}", self.0.join(name).display());
+        let mut command = Command::new("ovs-pki");
+        run(command.current_dir(&self.0).args([of("dir", "authorities"), of("log", "log")]).args(words))
+    }
+
+    /// The private key of a name, its certificate, and the authority of whom it talks to.
+    fn files(&self, name: &str, peers: &str) -> [String; 3] {
+        let own = |what: &str| self.0.join(format!("{name}-{what}.pem")).display().to_string();
+        let authority = self.0.join(format!("authorities/{peers}ca/cacert.pem")).display().to_string();
+        [own("privkey"), own("cert"), authority]
+    }
+}
+
+impl OvnNode {
+    /// Has the southbound database listen with TLS and roles too, as the packages of OVN start it, and ovn-controller
+    /// connect to it there.
+    fn secure(&mut self) -> Result<Pki> {
+        const REMOTE: &str = "ssl:127.0.0.1:6642";
+        let pki = Pki::make(self.room.path())?;
+        let [key, certificate, authority] = pki.files("sb", "switch");
+        self.sbctl(&["set-ssl", &key, &certificate, &authority])?;
+        self.sbctl(&["set-connection", "role=ovn-controller", "pssl:6642:127.0.0.1"])?;
+        self.southbound.stop()?;
+        let (file, socket) = (self.room.path().join("sb.db"), self.southbound.socket.clone());
+        self.southbound.server = Database::serve(&file, &socket, |command| {
+            for (option, column) in
+                [("private-key", "private_key"), ("certificate", "certificate"), ("ca-cert", "ca_cert")]
+            {
+                command.arg(format!("--{option}=db:OVN_Southbound,SSL,{column}"));
+            }
+            command.arg("--remote=db:OVN_Southbound,SB_Global,connections");
+            self.ns.spawn(command)
+        })?;
+        let [key, certificate, authority] = pki.files(SYSTEM_ID, "controller");
+        self.vsctl(&["set-ssl", &key, &certificate, &authority])?;
+        self.vsctl(&["set", "Open_vSwitch", ".", &format!("external_ids:ovn-remote=\"{REMOTE}\"")])?;
+        Ok(pki)
+    }
+
+    /// Starts an agent that shows a certificate of a name to the database at `ovn-remote`.
+    fn agent_as(&self, pki: &Pki, name: &str) -> Result<Agent<'_>> {
+        let [key, certificate, ca] = pki.files(name, "controller");
+        start_agent_with(
+            &self.ns,
+            self.room.path(),
+            &json!({"openstack": {
+                "nova": {"url": URL, "secret": self.room.path().join("secret")}, "ovsdb": self.ovs.remote(),
+                "tls": {"ca": ca, "certificate": certificate, "key": key},
+            }}),
+        )
+    }
+}
+
+#[test]
+fn a_chassis_has_its_own_certificate_and_writes_its_own_row_only() {
+    let Some(mut node) = OvnNode::or_skip() else { return };
+    let pki = node.secure().expect("TLS and roles");
+    let port = node.boot(0).expect("an instance");
+    let agent = node.agent_as(&pki, OTHER_SYSTEM_ID).expect("an agent");
+    node.serves(&port).expect("served");
+    let problem = ["agent list", "permission error", "guests are served"];
+    eventually(NOTICE, || has_problem(node.room.path(), &problem)).expect("a problem");
+    node.doctor_finds("warn", "permission error").expect("a warning");
+    node.is_listed_as(&json!([])).expect("nothing is written");
+    assert!(agent.stop().expect("stopped").success());
+
+    let _agent = node.agent_as(&pki, SYSTEM_ID).expect("an agent");
+    node.serves(&port).expect("served");
+    eventually(NOTICE, || node.is_listed_as(&listed("0"))).expect("registered");
+    node.doctor_finds("ok", "can show this agent").expect("nothing to say");
+}
+
+#[test]
+fn a_database_of_another_authority_is_not_believed() {
+    let Some(mut node) = OvnNode::or_skip() else { return };
+    let pki = node.secure().expect("TLS and roles");
+    let [key, certificate, own] = pki.files(SYSTEM_ID, "switch");
+    let configuration = json!({"openstack": {
+        "nova": {"url": URL, "secret": node.room.path().join("secret")}, "ovsdb": node.ovs.remote(),
+        "tls": {"ca": own, "certificate": certificate, "key": key},
+    }});
+    replace(&node.room.path().join("agent.yaml"), &configuration.to_string()).expect("a configuration");
+    let checks = doctor(&node.ns, node.room.path(), "openstack.southbound").expect("a report");
+    let said = checks[0]["found"].to_string();
+    assert!(checks[0]["status"] == "fail" && said.contains("invalid peer certificate"), "{checks:?}");
 }

@@ -68,7 +68,9 @@ struct HealthState {
 
 #[derive(Debug, Default)]
 struct PeerState {
-    answered: Option<Instant>,
+    /// It has answered at least once.
+    has_answered: bool,
+    /// Since when it has not, and why.
     failing: Option<(Instant, String)>,
     failures: u64,
 }
@@ -93,7 +95,7 @@ impl OpenstackHealth {
     /// Notes an answer.
     pub(super) fn on_answer(&self, peer: OpenstackPeer) {
         let state = &mut self.lock().peers[peer as usize];
-        state.answered = Some(Instant::now());
+        state.has_answered = true;
         if state.failing.take().is_some() {
             tracing::info!(peer = peer.name(), "reachable again");
         }
@@ -125,7 +127,7 @@ impl OpenstackHealth {
     pub(super) fn is_nova_well(&self) -> bool {
         let state = self.lock();
         let nova = &state.peers[OpenstackPeer::Nova as usize];
-        nova.answered.is_some() && nova.failing.is_none() && !state.is_secret_wrong
+        nova.has_answered && nova.failing.is_none() && !state.is_secret_wrong
     }
 
     /// Notes whether the southbound database has the chassis.
@@ -196,12 +198,16 @@ impl OpenstackHealth {
         }));
         // `answered` stays `None` until every party has answered. Meanwhile the note names those that have not.
         let silent: Vec<_> =
-            peers.iter().filter(|(_, state)| state.answered.is_none()).map(|(peer, _)| peer.name()).collect();
+            peers.iter().filter(|(_, state)| !state.has_answered).map(|(peer, _)| peer.name()).collect();
         let is_partly_read = !silent.is_empty() && silent.len() < peers.len();
         let notes = is_partly_read
             .then(|| format!("no answer yet from {}; the others have answered", silent.join(" and ")));
-        // The last of all first answers.
-        let answered = peers.iter().map(|(_, state)| state.answered).min().flatten();
+        // Databases without news are probed and directories are watched, so a party is there until it fails.
+        let answered = |state: &PeerState| {
+            let last = state.failing.as_ref().map_or(now, |(since, _)| *since);
+            state.has_answered.then_some(last)
+        };
+        let answered = peers.iter().map(|(_, state)| answered(state)).min().flatten();
         let failing = peers.iter().find_map(|(peer, state)| {
             let (since, reason) = state.failing.as_ref()?;
             Some(FailureStreak { since: ago(*since), kind: peer.name().to_owned(), reason: reason.clone() })
@@ -229,7 +235,7 @@ mod tests {
     use super::{OpenstackHealth, OpenstackPeer};
     use crate::openstack::{InstanceOrigin, OpenstackOptions};
     use metadata_content::http::StatusCode;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn each_problem_names_who_is_away_and_what_to_look_at() {
@@ -290,5 +296,25 @@ mod tests {
         assert_eq!(notes(&health), "");
         let report = health.report(&OpenstackOptions::default(), 0, Instant::now());
         assert_eq!((report.problems.len(), report.failing), (0, None));
+    }
+
+    #[test]
+    fn only_the_time_since_a_party_went_away_is_silence() {
+        let health = OpenstackHealth::new();
+        let silence = |after: u64| {
+            let now = Instant::now() + Duration::from_secs(after);
+            health.report(&OpenstackOptions::default(), 0, now).answered.map(f64::round)
+        };
+        assert_eq!(silence(600), None, "nobody has answered");
+        let parties = [OpenstackPeer::Ovsdb, OpenstackPeer::Southbound, OpenstackPeer::Nova];
+        parties.iter().for_each(|party| health.on_answer(*party));
+        assert_eq!(silence(600), Some(0.0), "nothing changes, and nobody is away");
+        for party in parties {
+            health.on_failure(party, "no".into());
+            health.on_failure(party, "no again".into());
+            assert_eq!(silence(600), Some(600.0), "{party:?}");
+            health.on_answer(party);
+            assert_eq!(silence(600), Some(0.0), "{party:?}");
+        }
     }
 }

@@ -29,8 +29,8 @@ pub struct NeutronSettings {
     options: OpenstackOptions,
     /// The secret, which is not part of the configuration.
     secret: Option<String>,
-    /// What has no counterpart here, or needs a look: a sentence each.
-    pub remarks: Vec<String>,
+    /// What has no counterpart here, or needs a look, but for a missing secret: a sentence each.
+    remarks: Vec<String>,
 }
 
 impl NeutronSettings {
@@ -91,11 +91,6 @@ impl NeutronSettings {
         };
         let secret = get("DEFAULT", "metadata_proxy_shared_secret").map(str::to_owned);
         let mut remarks = Vec::new();
-        if secret.is_none() {
-            remarks.push(format!(
-                "the files have no metadata_proxy_shared_secret: write that of nova.conf's [neutron] to {DEFAULT_SECRET}"
-            ));
-        }
         if instances == InstanceOrigin::Libvirt && get("DEFAULT", "nova_metadata_host").is_none() {
             remarks.push(
                 "the files have no nova_metadata_host: name the metadata_agent.ini of a network node too, or set \
@@ -117,6 +112,18 @@ impl NeutronSettings {
     pub fn section(&self) -> Value {
         let defaults = json!(OpenstackOptions::default());
         json!({"openstack": without(&json!(self.options), &defaults)})
+    }
+
+    /// What has no counterpart here, or needs a look: a sentence each. It names the file of the secret.
+    #[must_use]
+    pub fn remarks(&self) -> Vec<String> {
+        let file = self.options.nova.secret.display();
+        let secret = self.secret.is_none().then(|| {
+            format!(
+                "the files have no metadata_proxy_shared_secret: write that of nova.conf's [neutron] to {file}"
+            )
+        });
+        secret.into_iter().chain(self.remarks.iter().cloned()).collect()
     }
 
     /// Writes the secret to a file that only its owner may read.
@@ -186,7 +193,7 @@ fn parse(text: &str) -> BTreeMap<(String, String), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{InstanceOrigin, NeutronSettings, parse};
+    use super::{DEFAULT_SECRET, InstanceOrigin, NeutronSettings, parse};
     use serde_json::json;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
@@ -217,11 +224,25 @@ ovn_sb_ca_cert = /etc/ovn/ca.pem
                 "tls": {"ca": "/etc/ovn/ca.pem"},
             }})
         );
-        assert!(settings.remarks.is_empty());
+        assert!(settings.remarks().is_empty());
         let without =
             NeutronSettings::of(&parse("[DEFAULT]\nnova_metadata_insecure = True\n"), InstanceOrigin::Ovn);
         assert_eq!(without.section(), json!({"openstack": {}}));
-        assert_eq!(without.remarks.len(), 2, "no secret, and no insecure TLS");
+        assert_eq!(without.remarks().len(), 2, "no secret, and no insecure TLS");
+    }
+
+    #[test]
+    fn the_remark_on_a_missing_secret_names_the_file_of_the_section() {
+        for (file, section) in [
+            (DEFAULT_SECRET, json!({"openstack": {}})),
+            ("/root/secret", json!({"openstack": {"nova": {"secret": "/root/secret"}}})),
+        ] {
+            let mut settings = NeutronSettings::of(&parse("[DEFAULT]\n"), InstanceOrigin::Ovn);
+            settings.set_secret_file(file.into());
+            assert_eq!(settings.section(), section, "{file}");
+            let remarks = settings.remarks();
+            assert!(matches!(&remarks[..], [only] if only.ends_with(&format!("to {file}"))), "{remarks:?}");
+        }
     }
 
     #[test]
