@@ -17,7 +17,7 @@ const UP: &str = "up";
 /// Functions, keywords and labels in our PromQL expressions that are not metrics.
 const WORDS: &str = "\
     absent and by code hub histogram_quantile increase instance job le on rate reason sum time verdict \
-    without";
+    without or";
 
 fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")

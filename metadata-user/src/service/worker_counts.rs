@@ -12,8 +12,10 @@ use metadata_content::http::StatusCode;
 use metadata_content::store::Datasource;
 
 /// Statuses with a count of their own.
-const CODES: [u16; 21] =
-    [200, 201, 204, 400, 401, 403, 404, 405, 408, 409, 410, 413, 414, 415, 417, 429, 431, 500, 501, 503, 505];
+const CODES: [u16; 23] = [
+    200, 201, 204, 400, 401, 403, 404, 405, 408, 409, 410, 413, 414, 415, 417, 429, 431, 500, 501, 502, 503,
+    504, 505,
+];
 /// Statuses below this limit are looked up in a table.
 const CODES_END: usize = 512;
 

@@ -255,7 +255,7 @@ fn write(
         skipped.map(|SkippedInterface { interface, reason }| format!("{interface} is not served: {reason}"));
     let warnings = warnings.iter().map(Warning::to_string).chain(skipped).chain(exposed);
     let is = if is_new { "has a record" } else { "has an unchanged record" };
-    let described = described(is, &record);
+    let described = described(is, &record, domain.skipped.is_empty());
     // For anyone who has just changed its metadata with `virsh edit`, and wonders.
     let hint = if is_new { String::new() } else { format!("; {}", remedy(&domain.uuid)) };
     tell(is_new, &format!("{described}{hint}"), warnings, log);
@@ -263,11 +263,12 @@ fn write(
 }
 
 /// What became of a record, and where it is served.
-fn described(is: &str, record: &Record) -> String {
+fn described(is: &str, record: &Record, may_have_taps: bool) -> String {
     let ports = record.network.nics.iter().filter_map(|nic| nic.port.as_ref());
     let taps: Vec<_> = ports.map(|port| port.ifname.to_string()).collect();
     match &taps[..] {
-        [] => format!("{is}, and waits for its taps"),
+        [] if may_have_taps => format!("{is}, and waits for its taps"),
+        [] => format!("{is}, and has no tap on this host"),
         taps => format!("{is} for {}", taps.join(", ")),
     }
 }
