@@ -74,7 +74,7 @@ impl Facts {
                     facts.is_loaded |= value == "ours";
                 }
                 "config" => facts.config = true,
-                "lib" => facts.is_loaded = true,
+                "lib" | "pidfile" => facts.is_loaded = true,
                 "pid" => facts.pid = Some(value.parse().context("expected a process id")?),
                 _ => {}
             }
@@ -378,6 +378,22 @@ mod tests {
         assert_eq!(of("package=rpm x").package, Some((Manager::Rpm, "x".into())));
         for line in ["unit=ours", "config=yes"] {
             assert!(of(line).check_owner(&Host::Here).is_ok(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_loaded_if_it_has_what_only_a_load_makes() {
+        for (line, is_loaded) in [
+            ("lib=yes", true),
+            ("pidfile=yes", true),
+            ("pid=7", true),
+            ("unit=ours", true),
+            ("unit=foreign", false),
+            ("version=x", false),
+            ("config=yes", false),
+        ] {
+            let facts = Facts::parse(&format!("machine=x86_64\n{line}")).expect("facts");
+            assert_eq!(facts.is_loaded, is_loaded, "{line}");
         }
     }
 

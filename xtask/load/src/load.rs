@@ -46,8 +46,8 @@ pub(crate) struct Args {
     /// Go back to the binary before the present one, which the last load kept; configurations stay
     #[arg(long, conflicts_with_all = ["agent", "profile", "config"])]
     rollback: bool,
-    /// Longest time that an agent may take to become ready, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = READY_WITHIN, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    /// Longest time that an agent may take to become ready, in seconds (`120` or `120s`)
+    #[arg(long, value_name = "SECONDS", default_value_t = READY_WITHIN, value_parser = seconds)]
     timeout: u32,
     /// Ask the hosts and print what would be done, but do nothing
     #[arg(long)]
@@ -55,6 +55,13 @@ pub(crate) struct Args {
     /// Print the results as JSON on standard output (progress always goes to standard error)
     #[arg(long)]
     json: bool,
+}
+
+/// Parses `--timeout`.
+fn seconds(text: &str) -> Result<u32, String> {
+    let number = text.strip_suffix('s').unwrap_or(text).parse();
+    let within = number.ok().filter(|seconds| (1..=3_600).contains(seconds));
+    within.ok_or_else(|| "expected whole seconds such as `120` or `120s`, from 1 to 3600".to_owned())
 }
 
 /// A host that has answered.
@@ -166,7 +173,9 @@ fn load(host: &Host, known: &Known, wanted: &Wanted, args: &Args) -> Result<(Loa
         }
     };
     if let Err(error) = walk(host, root, &plan.after) {
-        bail!("{error:#}\n{}", next_step(host, facts, args));
+        // A load of the binary that was there already keeps none. A host that does not answer may have one.
+        let has_previous = !Facts::of(host, root).is_ok_and(|now| now.previous.is_none());
+        bail!("{error:#}\n{}", next_step(host, facts, args, has_previous));
     }
     let outcome = match (args.rollback, facts.runs()) {
         (true, _) => LoadOutcome::RolledBack,
@@ -177,10 +186,10 @@ fn load(host: &Host, known: &Known, wanted: &Wanted, args: &Args) -> Result<(Loa
 }
 
 /// Says what to do after a failure behind the takeover.
-fn next_step(host: &Host, facts: &Facts, args: &Args) -> String {
+fn next_step(host: &Host, facts: &Facts, args: &Args, has_previous: bool) -> String {
     let log = if facts.systemd { format!("journalctl -u {SERVICE}") } else { format!("tail {LOG}") };
     let words = args.hosts.shown(host);
-    let back = if facts.version.is_some() && !args.rollback {
+    let back = if facts.version.is_some() && has_previous && !args.rollback {
         format!("`cargo xtask load{words} --rollback` goes back to the binary before")
     } else {
         format!("`cargo xtask unload{words}` takes everything away again")

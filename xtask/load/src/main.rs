@@ -3,6 +3,8 @@
 mod facts;
 mod load;
 mod plan;
+#[cfg(test)]
+mod scripts;
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};

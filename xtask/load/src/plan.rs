@@ -73,7 +73,8 @@ pub(crate) fn load(facts: &Facts, wanted: &Wanted) -> LoadPlan {
         plan.before.push(step(says, include_str!("scripts/stage_config.sh"), &[kind], Input::Text(text)));
     }
     let says = "ask the new agent's doctor whether this host can serve".to_owned();
-    plan.before.push(step(says, include_str!("scripts/doctor.sh"), &[used], Input::Nothing));
+    let pid = pid(facts);
+    plan.before.push(step(says, include_str!("scripts/doctor.sh"), &[used, &pid], Input::Nothing));
     if is_new {
         let kept =
             if facts.config { format!(" (the present one becomes {CONFIG}.previous)") } else { "".into() };
@@ -92,6 +93,11 @@ pub(crate) fn load(facts: &Facts, wanted: &Wanted) -> LoadPlan {
 /// The step that shows the agent's state.
 fn status() -> HostStep {
     step("show its status", include_str!("scripts/status.sh"), &[], Input::Nothing)
+}
+
+/// Returns the process of the agent that runs; empty if none does.
+fn pid(facts: &Facts) -> String {
+    facts.pid.map(|pid| pid.to_string()).unwrap_or_default()
 }
 
 fn stage(source: &Source) -> HostStep {
@@ -154,16 +160,19 @@ fn by_process(plan: &mut LoadPlan, facts: &Facts, ready: &str) {
 }
 
 fn place(facts: &Facts) -> HostStep {
-    let kept =
-        if facts.version.is_some() { format!("; the present one becomes {LIB}/previous") } else { "".into() };
+    // A plan does not know the bytes of both; the script says which case it is.
+    let kept = if facts.version.is_some() {
+        format!("; if the present one differs, it becomes {LIB}/previous")
+    } else {
+        "".into()
+    };
     let says = format!("put the binary in place as {BINARY}{kept}");
     step(says, include_str!("scripts/place.sh"), &[], Input::Nothing)
 }
 
 /// Returns the step after a failure before the end of the takeover.
 pub(crate) fn undo(facts: &Facts, wanted: &Wanted) -> HostStep {
-    let pid = facts.pid.map(|pid| pid.to_string()).unwrap_or_default();
-    let words = [pid, ENDS_WITHIN.to_string(), wanted.ready_within.to_string()];
+    let words = [pid(facts), ENDS_WITHIN.to_string(), wanted.ready_within.to_string()];
     let words = words.each_ref().map(String::as_str);
     step("remove what was copied", include_str!("scripts/undo.sh"), &words, Input::Nothing)
 }
@@ -320,6 +329,17 @@ mod tests {
             });
             let found = text.is_some_and(|text| expected.is_some_and(|expected| text.contains(expected)));
             assert_eq!(found, expected.is_some(), "{has} {given:?}: {text:?}");
+        }
+    }
+
+    #[test]
+    fn a_binary_is_said_to_be_kept_only_if_it_differs() {
+        for (has, expected) in
+            [(true, "; if the present one differs, it becomes /usr/local/lib/xdp-imds/previous"), (false, "")]
+        {
+            let facts = Facts { version: has.then(|| "xdp-imds 0.1.0".into()), ..Facts::default() };
+            let expected = format!("put the binary in place as {BINARY}{expected}");
+            assert_eq!(super::place(&facts).says, expected);
         }
     }
 

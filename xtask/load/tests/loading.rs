@@ -166,8 +166,56 @@ fn a_configuration_that_the_doctor_refuses_leaves_the_agent_that_runs_alone() {
     // Somebody has broken the host's own file, so that no command can read it.
     one.on("echo 'unknown: field' >> /etc/xdp-imds/config.yaml");
     let (_, said) = site.fails(&["load", "--agent", &site.agent("second")]);
-    assert!(said.contains("FAIL") && said.contains("nothing was changed"), "{said}");
+    assert!(said.contains("FAIL") && said.contains("the agent that ran before still serves"), "{said}");
     assert_eq!((one.pid(), one.digests()), before);
+}
+
+/// Ends the agent of a hypervisor, so that its taps stay closed.
+fn end(one: &Hypervisor, init: Init) {
+    one.on(match init {
+        Init::Systemd => "systemctl stop xdp-imds",
+        // A process that has ended may wait for its parent. It has no executable then.
+        Init::Sshd => {
+            "read -r pid < /run/xdp-imds.pid && kill -9 $pid && \
+             while readlink /proc/$pid/exe > /dev/null; do sleep 0.1; done"
+        }
+    });
+}
+
+#[test]
+fn an_agent_that_has_ended_is_started_by_the_next_load() {
+    if !privileged::or_skip_for(hypervisor::missing().as_deref()) {
+        return;
+    }
+    for init in [Init::Sshd, Init::Systemd] {
+        let site = Site::new(1, init);
+        let one = &site.hypervisors[0];
+        let agent = site.agent("first");
+        site.succeeds(&["load", "--agent", &agent, "--config", &site.config()]);
+        end(one, init);
+        assert_eq!(outcomes(&site.succeeds(&["load", "--agent", &agent])), ["loaded"], "{init:?}");
+        one.guests[0].fetch_own(PATHS[0], PATIENCE).expect("an answer");
+        assert_eq!(one.digests().len(), 1, "{init:?}: the same binary is not kept twice");
+    }
+}
+
+#[test]
+fn a_host_is_unloaded_after_its_agent_has_ended_and_a_load_has_failed() {
+    if !privileged::or_skip_for(hypervisor::missing().as_deref()) {
+        return;
+    }
+    let site = Site::new(1, Init::Sshd);
+    let one = &site.hypervisors[0];
+    let agent = site.agent("first");
+    site.succeeds(&["load", "--agent", &agent, "--config", &site.config()]);
+    end(one, Init::Sshd);
+    let bad = site.file("bad.yaml", "unknown: field\n");
+    let (_, said) = site.fails(&["load", "--agent", &agent, "--config", &bad]);
+    assert!(said.contains("FAIL") && said.contains("nothing was changed"), "{said}");
+    assert!(!said.contains("still serves"), "{said}");
+    assert_eq!(outcomes(&site.succeeds(&["unload"])), ["unloaded"]);
+    assert_eq!(one.present(), ["/etc/xdp-imds", "/var/lib/xdp-imds"]);
+    assert!(!one.pinned().contains("xdp-imds"), "{}", one.pinned());
 }
 
 #[test]

@@ -23,7 +23,22 @@ is_alive() {
 recorded() {
     [ -e "$pidfile" ] || return 1
     read -r number < "$pidfile" || return 1
-    [ "$(cat "/proc/$number/comm" 2>/dev/null)" = xdp-imds ] && echo "$number"
+    [ "$(cat "/proc/$number/comm" 2>/dev/null)" = xdp-imds ] && is_alive "$number" && echo "$number"
+}
+
+# Makes an empty $lib/next. The file `made` in it says that no load had made $lib before.
+empty_next() {
+    made=yes
+    if [ -e "$lib" ] && [ ! -e "$lib/next/made" ]; then made=no; fi
+    rm -rf "$lib/next"
+    mkdir -p "$lib/next"
+    if [ "$made" = yes ]; then : > "$lib/next/made"; fi
+}
+
+# Makes the directory of the configuration. The file `directory` in $lib/next says that there was none.
+make_directory() {
+    if [ ! -e "$(dirname "$config")" ]; then : > "$lib/next/directory"; fi
+    install -d -m 0700 "$(dirname "$config")"
 }
 
 # The state of unit $1: active, inactive, failed, …

@@ -1,6 +1,8 @@
 # Puts the new configuration in place, and keeps one that differs.
-install -d -m 0700 "$(dirname "$config")"
+make_directory
 if [ -e "$config" ]; then
+    # Undone, the load leaves the one that an earlier load kept.
+    if [ -e "$config.previous" ]; then cp -p "$config.previous" "$lib/next/config.previous"; fi
     cp -p "$config" "$config.previous"
     : > "$lib/next/replaced"
 else

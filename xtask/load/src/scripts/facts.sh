@@ -26,4 +26,7 @@ if [ -e "$unit" ]; then
 fi
 if [ -e "$config" ]; then echo config=yes; fi
 if [ -e "$lib" ]; then echo lib=yes; fi
-if ! has_systemd && pid=$(recorded); then echo "pid=$pid"; fi
+if ! has_systemd; then
+    if [ -e "$pidfile" ]; then echo pidfile=yes; fi
+    if pid=$(recorded); then echo "pid=$pid"; fi
+fi

@@ -2,6 +2,7 @@
 # which doctor expects to exist.
 (umask 077 && cat > "$lib/next/config.yaml")
 if [ "$1" = default ] && [ ! -d "$records" ]; then
-    install -d -m 0700 "$(dirname "$config")" "$records"
+    make_directory
+    install -d -m 0700 "$records"
     : > "$lib/next/records"
 fi

@@ -1,6 +1,5 @@
 # Makes the previous binary the next one.
 [ -x "$lib/previous" ] || fail "$lib/previous does not exist: there is no binary to go back to"
-rm -rf "$lib/next"
-mkdir -p "$lib/next"
+empty_next
 cp -p "$lib/previous" "$lib/next/xdp-imds"
 "$lib/next/xdp-imds" --version

@@ -9,17 +9,35 @@ if has_systemd && [ -e "$bridge_unit" ]; then
     rm -rf "$bridge_unit" "$bridge_unit.d"
     systemctl daemon-reload
 fi
+# Removes the copies. Without $lib `unload` would not know a host that an earlier load has loaded.
+remove_next() {
+    made=no
+    if [ -e "$lib/next/made" ]; then made=yes; fi
+    rm -rf "$lib/next"
+    if [ "$made" = yes ]; then rmdir "$lib" 2>/dev/null || true; fi
+}
 started=no
 if [ -e "$lib/next/started" ]; then started=yes; fi
-if [ -e "$lib/next/replaced" ]; then mv "$config.previous" "$config"; fi
+if [ -e "$lib/next/replaced" ]; then
+    mv "$config.previous" "$config"
+    if [ -e "$lib/next/config.previous" ]; then mv "$lib/next/config.previous" "$config.previous"; fi
+fi
 if [ -e "$lib/next/created" ]; then rm -f "$config"; fi
-if [ -e "$lib/next/records" ]; then rmdir "$records"; fi
-rm -rf "$lib/next"
-# Only what is empty: another load may have filled them.
-rmdir "$lib" "$(dirname "$config")" 2>/dev/null || true
+# Directories that this load has made go if they are empty: somebody may have filled them meanwhile.
+if [ -e "$lib/next/records" ]; then rmdir "$records" 2>/dev/null || true; fi
+if [ -e "$lib/next/directory" ]; then rmdir "$(dirname "$config")" 2>/dev/null || true; fi
+if [ "$started" = yes ] && [ -z "$1" ]; then
+    # The new agent may have closed taps before it ended, and `unload` needs a binary to open them.
+    if [ -e "$binary" ]; then remove_next; fi
+    echo "no agent ran before, and the new one does not serve; see $log" >&2
+    exit 0
+fi
+remove_next
 # Without a start nothing was asked of the running agent, even if it does not answer here.
-if [ "$started" = no ] || [ -z "$1" ] || answers "$binary" "$1"; then
-    echo "nothing was changed; an agent that ran before still serves" >&2
+if [ "$started" = no ] || answers "$binary" "$1"; then
+    serves=
+    if [ -n "$1" ] && is_alive "$1"; then serves="; the agent that ran before still serves"; fi
+    echo "nothing was changed$serves" >&2
     exit 0
 fi
 # The new agent died after the previous one had given up its ports. They are closed until an agent starts.

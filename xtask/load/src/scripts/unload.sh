@@ -8,9 +8,13 @@ if pid=$(recorded); then
     kill "$pid"
     await_ended "$pid" "$1" || fail "the agent, process $pid, still runs $1 s after SIGTERM"
 fi
-if [ -x "$binary" ]; then
-    if [ -e "$config" ]; then "$binary" release --config "$config" >&2; else "$binary" release >&2; fi
-fi
+# A load whose agent ended before it was ready leaves only the second one.
+for agent in "$binary" "$lib/next/xdp-imds"; do
+    if [ -x "$agent" ]; then
+        if [ -e "$config" ]; then "$agent" release --config "$config" >&2; else "$agent" release >&2; fi
+        break
+    fi
+done
 if [ -e "$unit" ] && grep -q "$mark" "$unit"; then rm -f "$unit"; fi
 if has_systemd; then
     rm -rf "$bridge_unit" "$bridge_unit.d"
