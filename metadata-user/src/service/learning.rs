@@ -68,21 +68,23 @@ struct TokenPlace {
     at: usize,
 }
 
+/// The kernel answers no request with such fields: the value is no session token, or there are two.
+struct UnusableToken;
+
 impl TokenPlace {
-    /// Finds the session token in a request. `Some(None)` means that the request has no field for one. `None` means that
-    /// it has such a field and the kernel answers no such request: the value is no token, or there are two.
-    fn of(head: &RequestHead<'_>, bytes: &[u8]) -> Option<Option<Self>> {
+    /// Finds the session token in a request; `None` if it has no field for one.
+    fn of(head: &RequestHead<'_>, bytes: &[u8]) -> Result<Option<Self>, UnusableToken> {
         let mut fields = TokenKind::ALL
             .into_iter()
             .flat_map(|kind| head.headers.all(kind.field()).map(move |value| (kind, value)));
         match (fields.next(), fields.next()) {
-            (None, _) => Some(None),
+            (None, _) => Ok(None),
             (Some((kind, value)), None) if value.len() == TOKEN_CHARS => {
                 // If the text is in a later field, too, no other VM sends these bytes, so they are never learned.
-                let at = bytes.windows(TOKEN_CHARS).rposition(|part| part == value)?;
-                Some(Some(Self { kind, at }))
+                let at = bytes.windows(TOKEN_CHARS).rposition(|part| part == value).ok_or(UnusableToken)?;
+                Ok(Some(Self { kind, at }))
             }
-            _ => None,
+            _ => Err(UnusableToken),
         }
     }
 
@@ -236,7 +238,7 @@ impl RequestReports {
         if !is_kept_get(head) || !is_plain(response) {
             return;
         }
-        let Some(token) = TokenPlace::of(head, bytes) else { return };
+        let Ok(token) = TokenPlace::of(head, bytes) else { return };
         let Some(form) = RequestForm::of(bytes, token, &self.key) else { return };
         if let Some(place) = token {
             let Some(token) = place.token(bytes) else { return };
@@ -314,7 +316,7 @@ impl RequestReports {
         let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
         let head = RequestHead::parse(request, &mut fields).ok()?;
         let is_learnable = is_kept_get(&head) && has_plain_fields(&head);
-        let token = TokenPlace::of(&head, request)?;
+        let token = TokenPlace::of(&head, request).ok()?;
         RequestForm::of(request, token, &self.key).filter(|_| is_learnable).map(Arc::new)
     }
 

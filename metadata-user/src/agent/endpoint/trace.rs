@@ -18,12 +18,12 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::PortKey;
 use metadata_common::trace::{TO_GUEST, TraceEvent};
 use metadata_common::verdict::Verdict;
-use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 use super::{Agent, ControlLoopBusy, ControlRequest, JSON_LINES, LongLivedAnswer, Peer, TEXT};
 use crate::agent::node::{StartedTrace, TraceRefusal, TraceTarget};
+use crate::service::now_ns;
 use metadata_common::printable::hex;
 use metadata_control::trace::{SCHEMA, TraceLine, TracedFrame, frame_headers, frame_payload, message_line};
 
@@ -121,15 +121,13 @@ async fn write(
 }
 
 fn begin(watched: &StartedTrace) -> TraceLine {
-    let now = clock_gettime(ClockId::Monotonic);
-    let nanoseconds = |part: i64| u64::try_from(part).unwrap_or_default();
     let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     TraceLine::Begin {
         schema: SCHEMA.into(),
         who: watched.who.clone(),
         unseen: watched.unseen.clone(),
         problem: watched.problem.clone(),
-        monotonic_ns: nanoseconds(now.tv_sec) * 1_000_000_000 + nanoseconds(now.tv_nsec),
+        monotonic_ns: now_ns(),
         unix_ns: u64::try_from(unix.as_nanos()).unwrap_or_default(),
     }
 }
