@@ -404,24 +404,30 @@ fn token_key(after: Option<&Path>, out: &mut dyn io::Write) -> anyhow::Result<()
     Ok(writeln!(out, "{}", token_file::generate(after, now)?)?)
 }
 
-/// The command with its exit codes.
+/// The options that a variable sets too, by their names in [`Cli`].
+const OPTIONS_OF_THE_LOG: [(&str, &str, &str); 2] =
+    [("log", "--log", FILTER_VARIABLE), ("log_format", "--log-format", FORMAT_VARIABLE)];
+
+/// The command with its exit codes. A variable whose option is given is not read: clap would refuse its value all the
+/// same where the option stands behind the verb.
 fn command() -> clap::Command {
-    verbs::with_exit_codes(Cli::command())
+    let given = OPTIONS_OF_THE_LOG.into_iter().filter(|(_, option, _)| is_given(option));
+    given.fold(verbs::with_exit_codes(Cli::command()), |command, (name, ..)| {
+        command.mut_arg(name, |argument| argument.env(None))
+    })
+}
+
+/// True if this process was started with an option.
+fn is_given(option: &str) -> bool {
+    std::env::args_os().any(|word| word.to_str().and_then(|word| word.split('=').next()) == Some(option))
 }
 
 /// Names the environment variable of a value that is not on the command line: clap names the option alone.
 fn naming_variable(mut error: clap::Error) -> clap::Error {
     let option = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
     let option = option.split(' ').next().unwrap_or_default();
-    let variable = match option {
-        "--log" => FILTER_VARIABLE,
-        "--log-format" => FORMAT_VARIABLE,
-        _ => return error,
-    };
-    let value = error.get(ContextKind::InvalidValue).map(ToString::to_string).unwrap_or_default();
-    let joined = format!("{option}={value}");
-    let mut words = std::env::args_os();
-    if !words.any(|word| *word == *value || *word == *joined) {
+    let of_variable = OPTIONS_OF_THE_LOG.iter().find(|(_, name, _)| *name == option && !is_given(name));
+    if let Some((_, _, variable)) = of_variable {
         let text = format!("the value is that of the environment variable {variable}");
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![text.into()]));
     }

@@ -162,6 +162,7 @@ fn each_exit_code_means_one_thing() {
         (&["register", "-f", &record, "--wait", "--timeout", "2d"], 2),
         (&["top", "--interval", "0"], 2),
         (&["trace", "x", "--count", "0"], 2),
+        (&["trace", "x", "--seconds", "0"], 2),
         (&["event", "add", "x", "--kind", "reboot", "--id", "a b"], 2),
         (&["event", "add", "x", "--kind", "reboot", "--description", "a\nb"], 2),
         (&["event", "cancel", "x", "a b"], 2),

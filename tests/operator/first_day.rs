@@ -47,6 +47,8 @@ fn a_word_that_is_no_log_level_is_refused_wherever_it_is_written() {
         }
         let output = run(&["check", &records], &[("XDP_IMDS_LOG", word)]);
         assert!(said(&output).contains("environment variable XDP_IMDS_LOG"), "{word}: {}", said(&output));
+        let output = run(&["check", &records, "--log", "info"], &[("XDP_IMDS_LOG", word)]);
+        assert!(output.status.success(), "{word}: the option counts: {}", said(&output));
         let output = run(&["--log", word, "check", &records], &[("XDP_IMDS_LOG", "info")]);
         assert!(!said(&output).contains("environment variable"), "{word}: {}", said(&output));
         fs::write(&file, format!("records: {records}\nlog: \"{word}\"\n")).expect("written");

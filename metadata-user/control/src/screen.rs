@@ -446,6 +446,23 @@ mod tests {
     }
 
     #[test]
+    fn what_a_vm_waits_for_is_whole_on_a_narrow_terminal() {
+        let mut screen = filled();
+        let mut waiting = page();
+        waiting.row = row(8, BootStage::Unattached);
+        waiting.row.waits_for = Some("no such interface yet; it is attached as soon as it appears".into());
+        let shown = waiting.row.mac.clone();
+        screen.on_answer(Ok(Documents { top: node(), vm: Some((shown.clone(), vec![waiting])) }));
+        screen.shown = ScreenContent::Vm(shown);
+        let text = plain(&screen, (50, 24), ASCII);
+        let words: Vec<_> = text.split_whitespace().collect();
+        assert!(
+            words.join(" ").contains("no such interface yet; it is attached as soon as it appears"),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn screens_are_as_in_their_files() {
         for size in [(80, 24), (120, 40), (200, 50)] {
             check("node", &filled(), size, ASCII);

@@ -103,8 +103,8 @@ pub enum AfxdpError {
     Open(Errno),
     /// The frame memory could not be mapped or pinned.
     #[error(
-        "cannot give the kernel {bytes} bytes of frame memory: {source}; grant CAP_IPC_LOCK, raise the limit \
-         on locked memory (LimitMEMLOCK=), or configure fewer chunks"
+        "cannot give the kernel {bytes} bytes of frame memory for one socket: {source}; grant CAP_IPC_LOCK, or \
+         lift the limit on locked memory (LimitMEMLOCK=infinity)"
     )]
     Memory {
         /// Size of the region in bytes.

@@ -123,7 +123,7 @@ pub(crate) fn dangling(path: &Path) -> Option<String> {
 }
 
 /// What a file is if it is not a regular one, and the remedy.
-pub(crate) fn irregular(metadata: &Metadata) -> Option<String> {
+fn irregular(metadata: &Metadata) -> Option<String> {
     let kind = metadata.file_type();
     if kind.is_file() {
         return None;
@@ -136,21 +136,35 @@ pub(crate) fn irregular(metadata: &Metadata) -> Option<String> {
     Some(format!("{kind}, not a regular file; remove it, give it another name, or put a file in its place"))
 }
 
+/// Opens a regular file. A FIFO does not block the caller (fifo(7)).
+///
+/// # Errors
+/// The file cannot be opened, or is not a regular one.
+pub(crate) fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = opened.map_err(|error| {
+        // A socket cannot be opened (open(2), ENXIO).
+        let found = std::fs::metadata(path).ok().as_ref().and_then(irregular);
+        found.map_or(error, io::Error::other)
+    })?;
+    let metadata = file.metadata()?;
+    match irregular(&metadata) {
+        Some(found) => Err(io::Error::other(found)),
+        None => Ok((file, metadata)),
+    }
+}
+
 /// Reads at most `limit + 1` bytes of a regular file; `None` if it does not exist.
 ///
 /// # Errors
 /// The file cannot be read, or is a symbolic link that leads nowhere: its writer meant it to have content.
 pub(crate) fn read(path: &Path, limit: usize) -> io::Result<Option<Vec<u8>>> {
-    // A FIFO must not block the reader: open without blocking, then check the file's type.
-    let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+    let file = match open_regular(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return dangling(path).map_or(Ok(None), |found| Err(io::Error::other(found)));
         }
-        opened => opened?,
+        opened => opened?.0,
     };
-    if let Some(found) = irregular(&file.metadata()?) {
-        return Err(io::Error::other(found));
-    }
     let mut bytes = Vec::new();
     File::take(file, limit as u64 + 1).read_to_end(&mut bytes)?;
     Ok(Some(bytes))

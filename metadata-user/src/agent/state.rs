@@ -432,8 +432,8 @@ impl NodeState {
         let aside = self.own_key_file().map(token_file::aside).filter(|aside| aside.exists());
         let aside = aside.map(|aside| {
             format!(
-                "the file of token keys was unusable: it was set aside as {} and a new key was written; guests whose \
-                 tokens are refused fetch new ones; remove that file once you know what happened to it",
+                "the file of token keys was unusable: it was set aside as {} and written again, with the former key if an \
+                 agent had it in memory; guests whose tokens are refused fetch new ones; remove that file once you know what happened to it",
                 aside.display()
             )
         });

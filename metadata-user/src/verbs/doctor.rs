@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use super::Exit;
 use crate::agent::preflight::{self, ConfigRefusal};
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::verbs::options::{ConfigOverrides, DEFAULT_FILE};
 pub use facts::{
     Capabilities, ConfigFacts, Directory, ExposedFile, Facts, FileSystem, Kernel, NodeFacts, PathFacts,
@@ -34,10 +34,10 @@ pub use metadata_feed::check::{Check, CheckStatus};
 const UNITS: [&str; 2] = ["/usr/lib/systemd/system/xdp-imds.service", "/etc/systemd/system/xdp-imds.service"];
 
 /// The configuration to check, and how to print the result.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct DoctorRequest {
     /// The agent's configuration, or the reason why it cannot be used.
-    pub config: Result<Config, String>,
+    pub config: Result<Config, ConfigError>,
     /// The configuration file, if there is one.
     pub file: Option<PathBuf>,
     /// Neither options nor the file of the service say what to check.
@@ -71,9 +71,9 @@ fn checks(question: &DoctorRequest) -> Vec<Check> {
         checks.extend(question.config.iter().flat_map(checks::hidden));
     }
     // Without a usable configuration, the other checks use the default configuration.
-    let config = question.config.clone().unwrap_or_default();
+    let config = question.config.as_ref().ok().cloned().unwrap_or_default();
     // What it names is then unknown, and not absent.
-    let is_known = |check: &Check| question.config.is_ok() || !matches!(check.name, "records" | "port");
+    let is_known = |check: &Check| question.config.is_ok() || !checks::is_of_named(check.name);
     checks.extend(
         checks::all(&gather::facts(&config, question.file.as_deref(), process)).into_iter().filter(is_known),
     );
@@ -128,7 +128,7 @@ impl DoctorArgs {
         let file = options.file().map(Into::into);
         let lacks_file = !options.names_source();
         let config = options.config().and_then(|config| config.validate().map(|()| config));
-        DoctorRequest { config: config.map_err(|error| error.to_string()), file, lacks_file, json: self.json }
+        DoctorRequest { config, file, lacks_file, json: self.json }
     }
 }
 

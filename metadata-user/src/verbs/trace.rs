@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::io::{BufWriter, Cursor, Write};
+use std::ops::RangeInclusive;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -72,11 +73,11 @@ pub struct TraceArgs {
     json: bool,
 }
 
-/// Longest time of a trace, as of the agent.
-const LONGEST: Duration = Duration::from_secs(3_600);
+/// Least and most time of a trace; the most is also the agent's.
+const SECONDS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3_600);
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    time::span_within(text, Duration::ZERO..=LONGEST)
+    time::span_within(text, SECONDS)
 }
 
 /// Traces until a limit, a signal or the end of the agent, and then prints the table of verdicts.

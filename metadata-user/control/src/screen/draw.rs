@@ -210,7 +210,9 @@ impl Page<'_> {
             Some(_) => self.look.waits(),
             None => Style::new(),
         };
-        self.labelled("stage", &stage, style);
+        for (at, line) in wrapped(&stage, self.width().saturating_sub(LABEL)).into_iter().enumerate() {
+            self.labelled(if at == 0 { "stage" } else { "" }, line, style);
+        }
         let of = |what: &str, value: Option<String>| value.map(|value| format!("{what} {value}"));
         let node = [
             of("program", page.program.clone()),
@@ -386,6 +388,20 @@ impl Widths {
         let name = name.min(free.saturating_sub(last.min((free / 3).max(LAST_LEAST))));
         Self { name, columns, last: free.saturating_sub(name) }
     }
+}
+
+/// Breaks a text at spaces into lines of at most `width` characters. A longer word has a line of its own.
+fn wrapped(text: &str, width: usize) -> Vec<&str> {
+    let mut lines = Vec::new();
+    let mut rest = text;
+    while let Some((end, _)) = rest.char_indices().nth(width) {
+        let fits = if rest[end..].starts_with(' ') { Some(end) } else { rest[..end].rfind(' ') };
+        let Some(space) = fits.or_else(|| rest.find(' ')) else { break };
+        lines.push(&rest[..space]);
+        rest = &rest[space + 1..];
+    }
+    lines.push(rest);
+    lines
 }
 
 fn some(row: &VmRow, number: u64) -> String {
@@ -642,7 +658,23 @@ fn bars(counts: &[u64], width: usize, bars: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{bars, bound, byte_size, count, micros, rate, time};
+    use super::{bars, bound, byte_size, count, micros, rate, time, wrapped};
+
+    #[test]
+    fn a_long_text_is_broken_at_spaces() {
+        for (text, width, expected) in [
+            ("", 8, &[""][..]),
+            ("as wide as", 10, &["as wide as"]),
+            ("as wide as", 9, &["as wide", "as"]),
+            ("as wide as", 7, &["as wide", "as"]),
+            ("ein längerer Text", 12, &["ein längerer", "Text"]),
+            ("ein längerer Text", 5, &["ein", "längerer", "Text"]),
+            ("unbreakable", 4, &["unbreakable"]),
+            ("a b", 0, &["a", "b"]),
+        ] {
+            assert_eq!(wrapped(text, width), expected, "{text} at {width}");
+        }
+    }
 
     #[test]
     fn figures_are_short() {

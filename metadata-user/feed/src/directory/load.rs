@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use super::io as io_error;
-use crate::record_part::{self, TOO_OPEN, irregular};
+use crate::record_part::{self, TOO_OPEN};
 use crate::{FeedError, RejectedVm};
 use metadata_content::parser;
 use metadata_content::record::values::is_uuid;
@@ -261,12 +261,7 @@ struct Loading<'a> {
 impl Loading<'_> {
     /// Reads at most `limit + 1` bytes, so that the caller detects excess.
     fn read(&mut self, path: &Path, limit: usize) -> io::Result<Vec<u8>> {
-        // A FIFO must not block the feed: open without blocking, then check the file's type.
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-        let metadata = file.metadata()?;
-        if let Some(found) = irregular(&metadata) {
-            return Err(io::Error::other(found));
-        }
+        let (file, metadata) = record_part::open_regular(path)?;
         self.look_at(path, &metadata);
         let mut bytes = Vec::new();
         File::take(file, u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1))

@@ -435,6 +435,8 @@ fn files_too_large_or_not_regular_are_refused_by_name() {
     )
     .expect("a FIFO is made");
     assert!(refusal("f.yaml").contains("a FIFO, not a regular file"), "{}", refusal("f.yaml"));
+    let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("s.yaml")).expect("a socket");
+    assert!(refusal("s.yaml").contains("a device or a socket, not a regular file"), "{}", refusal("s.yaml"));
     assert!(load(dir.path(), "none.yaml", &RecordLimits::DEFAULT).is_none());
 }
 

@@ -16,12 +16,12 @@ pub fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Opens the file at `path`; `None` if there is none.
+/// Opens the file at `path`; `None` if there is none. A pipe opens at once too, with or without a writer (fifo(7)).
 ///
 /// # Errors
 /// The file exists and cannot be opened.
 pub fn open(path: &Path) -> io::Result<Option<File>> {
-    match File::open(path) {
+    match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         opened => opened.map(Some),
     }

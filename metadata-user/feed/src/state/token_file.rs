@@ -265,7 +265,7 @@ fn read(path: &Path, of: KeyFile) -> Result<Option<TokenKeys>, TokenKeyError> {
     let status = file.metadata().map_err(io_error("inspect", path))?;
     let malformed = || TokenKeyError::Malformed { path: path.to_owned(), of };
     // The remedy of an open file would close a directory to those who need it.
-    if status.is_dir() {
+    if !status.is_file() {
         return Err(malformed());
     }
     let mode = status.permissions().mode() & 0o7777;
@@ -468,6 +468,17 @@ mod tests {
         for error in [given(room.path()).err(), generate(Some(room.path()), NOW).err()] {
             let error = error.expect("a refusal").to_string();
             assert!(error.contains("found something else") && !error.contains("chmod"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_pipe_without_a_writer_is_no_key_file_and_holds_nobody() {
+        let (_room, path) = room();
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
+        for error in [given(&path).err(), generate(Some(&path), NOW).err()] {
+            let error = error.expect("a refusal").to_string();
+            assert!(error.contains("found something else"), "{error}");
         }
     }
 

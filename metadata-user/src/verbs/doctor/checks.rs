@@ -16,6 +16,7 @@ use metadata_signer::directory::how_to_make;
 
 use super::facts::{IdentityKeyFacts, IssuerFacts};
 use super::{Check, DoctorRequest, Facts};
+use crate::config::ConfigError;
 use crate::verbs::options::DEFAULT_FILE;
 pub(super) use privilege::user;
 pub(super) use room::hidden;
@@ -34,19 +35,24 @@ pub(super) fn configuration(question: &DoctorRequest) -> Check {
         (Ok(_), None) => {
             Check::ok("configuration", "no configuration file is given; --config FILE names one")
         }
-        (Err(reason), _) if reason.starts_with("cannot read ") => Check::fail(
-            "configuration",
-            reason.clone(),
-            "a file that can be read",
-            "Name the file with --config, or put it there. The checks below use the default configuration",
-        ),
-        (Err(reason), _) => Check::fail(
-            "configuration",
-            reason.clone(),
-            "valid values",
-            "Correct the configuration. The checks below use the default configuration",
-        ),
+        (Err(error), _) => {
+            let (expected, remedy) = match error {
+                ConfigError::Read { .. } => {
+                    ("a file that can be read", "Name the file with --config, or put it there")
+                }
+                ConfigError::Parse { .. } | ConfigError::Value { .. } => {
+                    ("valid values", "Correct the configuration")
+                }
+            };
+            let rest = "The checks below are of this machine: directories, records and ports are not checked";
+            Check::fail("configuration", error.to_string(), expected, format!("{remedy}. {rest}"))
+        }
     }
+}
+
+/// True for the checks of files and devices that the configuration names.
+pub(super) fn is_of_named(check: &str) -> bool {
+    ["directory", "pins", "port", "records"].contains(&check.split('.').next().unwrap_or_default())
 }
 
 /// Runs all checks of facts. A check comes after the checks that it depends on.

@@ -152,9 +152,9 @@ impl FaultTally {
             AttachmentFault::Hidden => return example.clone(),
             AttachmentFault::Released => {
                 return format!(
-                    "`xdp-imds release --force` removed the pins in {example}: taps are open once this agent ends, and \
-                     no other agent can take over from it. If it still runs {} minutes after the release, it pins \
-                     everything again; on SIGHUP at once",
+                    "`xdp-imds release --force` removed the pins in {example}: taps are open once this agent ends. If \
+                     it still runs {} minutes after the release, it pins everything again; on SIGHUP, or when another \
+                     agent takes over, at once",
                     RELEASE_GRACE.as_secs() / 60
                 );
             }

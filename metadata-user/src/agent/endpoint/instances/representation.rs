@@ -281,8 +281,8 @@ pub(super) fn clash(id: &RecordId, clash: RegistrationConflict) -> ApiProblem {
         }
         RegistrationConflict::Unplaced => {
             return invalid_record(
-                "expected a NIC with a port to wait for, found none; name it in network.nics[].port, or omit \
-                 `wait`"
+                "expected a NIC with a port to wait for, found none; name it in network.nics[].port, or leave \
+                 out `wait` (--wait)"
                     .into(),
             );
         }
@@ -297,15 +297,19 @@ pub(super) fn not_attached(instance: Instance, timeout: Duration) -> ApiProblem 
     let missing: Vec<_> = missing
         .map(|port| format!("{} ({})", port.port, port.reason.as_deref().unwrap_or("not yet")))
         .collect();
-    let within = if timeout.is_zero() { "at once".to_owned() } else { format!("within {timeout:?}") };
     let detail = format!(
-        "{} is registered, but not all of its ports were attached {within}: {}",
+        "{} is registered, but not all of its ports were attached {}: {}",
         instance.name,
+        within(timeout),
         missing.join(", ")
     );
     let problem =
         problem(StatusCode::GATEWAY_TIMEOUT, "not-attached", "Registered, and not attached yet", detail);
     ApiProblem { registered: Some(Box::new(instance)), ..problem }
+}
+
+fn within(timeout: Duration) -> String {
+    if timeout.is_zero() { "at once".to_owned() } else { format!("within {timeout:?}") }
 }
 
 pub(super) fn event_refused(refused: &EventRefused) -> ApiProblem {
@@ -325,19 +329,23 @@ pub(super) fn invalid_event(reason: &str) -> ApiProblem {
 
 /// The guest has not acknowledged the event in time.
 pub(super) fn not_acknowledged(event: &str, timeout: Duration) -> ApiProblem {
-    let detail =
-        format!("the guest has not acknowledged the event `{event}` within {timeout:?}; continue without it");
+    let detail = format!(
+        "the guest has not acknowledged the event `{event}` {}; continue without it",
+        within(timeout)
+    );
     problem(StatusCode::GATEWAY_TIMEOUT, "not-acknowledged", "Not acknowledged in time", detail)
 }
 
 pub(super) fn too_many_wait_for_guests() -> ApiProblem {
-    let detail = format!("{} other clients wait for guests; try again, or omit `wait`", EVENT_WAITS);
+    let detail =
+        format!("{EVENT_WAITS} other clients wait for guests; try again, or leave out `wait` (--wait)");
     problem(StatusCode::SERVICE_UNAVAILABLE, "busy", "Too many clients wait", detail)
 }
 
 pub(super) fn too_many() -> ApiProblem {
-    let detail =
-        format!("{WAITS} other clients wait for their ports; nothing was changed: try again, or omit `wait`");
+    let detail = format!(
+        "{WAITS} other clients wait for their ports; nothing was changed: try again, or leave out `wait` (--wait)"
+    );
     problem(StatusCode::SERVICE_UNAVAILABLE, "busy", "Too many clients wait", detail)
 }
 
@@ -378,9 +386,10 @@ mod tests {
     use axum::http::{HeaderMap, HeaderValue, header};
     use metadata_content::record::{Record, RecordLimits};
     use serde_json::{Value, json};
+    use std::time::Duration;
 
     use super::super::super::listen::Peer;
-    use super::{BODY_MAX, is_json, parse, read};
+    use super::{BODY_MAX, is_json, not_acknowledged, parse, read};
 
     const FULL: &str = include_str!("../../../../../tests/vectors/record.yaml");
     const NOBODY: Peer = Peer::Process { uid: 65_534, gid: 65_534, pid: None };
@@ -401,6 +410,17 @@ mod tests {
     fn status(record: &Value, peer: Peer) -> Result<(), (u16, String)> {
         let parsed = parse(record.to_string().as_bytes(), Some(true), &RecordLimits::DEFAULT, peer);
         parsed.map(drop).map_err(|problem| (problem.status, problem.detail))
+    }
+
+    #[test]
+    fn a_refusal_says_how_long_the_client_has_waited() {
+        for (timeout, said) in [
+            (Duration::ZERO, "the event `e` at once; continue"),
+            (Duration::from_millis(500), "the event `e` within 500ms; continue"),
+        ] {
+            let detail = not_acknowledged("e", timeout).detail;
+            assert!(detail.contains(said), "{timeout:?}: {detail}");
+        }
     }
 
     #[test]

@@ -258,7 +258,13 @@ pub(super) fn range(uri: &Uri) -> Result<(Option<RecordSource>, Option<RecordId>
             "source" => source = Some(source_of(&value)?),
             "after" => {
                 let (name, key) = value.split_once('/').unwrap_or((&value, ""));
-                after = Some(RecordId::new(source_of(name)?, key));
+                let source = RecordSource::of(name).ok_or_else(|| {
+                    bad_request(
+                        "`after=` with `next` of the previous page, such as `api/web-1`",
+                        "another value",
+                    )
+                })?;
+                after = Some(RecordId::new(source, key));
             }
             _ => return Err(unknown(&Method::GET, &key)),
         }
@@ -441,8 +447,15 @@ mod tests {
             (Some(RecordSource::Api), Some(RecordId::new(RecordSource::Api, "ns/a")))
         );
         assert_eq!(range(&uri("/v1/instances")).expect("good"), (None, None));
-        for query in ["after=x/y", "source=x", "limit=5"] {
-            assert_eq!(range(&uri(&format!("/v1/instances?{query}"))).expect_err(query).status, 400);
+        for (query, said) in [
+            ("after=x/y", "`after=` with `next`"),
+            ("after=web-1", "`after=` with `next`"),
+            ("source=x", "one of the sources"),
+            ("limit=5", "`limit`"),
+        ] {
+            let problem = range(&uri(&format!("/v1/instances?{query}"))).expect_err(query);
+            assert_eq!(problem.status, 400, "{query}");
+            assert!(problem.detail.contains(said), "{query}: {}", problem.detail);
         }
     }
 

@@ -179,7 +179,7 @@ fn the_file_of_the_service_is_named_if_there_is_nothing_to_check() {
         assert!(check.status == status && check.found.starts_with(found), "{check:?}");
     }
     let missing = std::path::Path::new("/nonexistent/config.yaml");
-    let config = crate::config::Config::read(missing).map_err(|error| error.to_string());
+    let config = crate::config::Config::read(missing);
     let request = DoctorRequest { config, file: Some(missing.into()), lacks_file: false, json: false };
     let check = configuration(&request);
     let remedy = check.remedy.as_deref().unwrap_or_default();
