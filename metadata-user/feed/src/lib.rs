@@ -56,7 +56,7 @@ pub enum FeedError {
         /// The fault and its remedy.
         reason: String,
     },
-    /// The latest version of the record is in force, without a part of the VM.
+    /// The latest version of the record is in force, but a part of the VM is not served.
     #[error("{reason}")]
     Part {
         /// The fault and its remedy.

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use crate::plan;
 
-/// A directory with the places of a host below it.
+/// A temporary directory that stands for the root of a host.
 struct Node {
     root: tempfile::TempDir,
 }
@@ -18,7 +18,7 @@ impl Node {
         Self { root: tempfile::tempdir().expect("a directory") }
     }
 
-    /// The path of one of the host's places.
+    /// The path of one of the host's files below that directory.
     fn at(&self, place: &str) -> PathBuf {
         self.root.path().join(place.trim_start_matches('/'))
     }
@@ -46,7 +46,7 @@ impl Node {
         (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs a script, which succeeds; returns what it says.
+    /// Runs a script, asserts that it succeeds, and returns its output.
     fn runs(&self, text: &str, words: &[&str], input: &str) -> String {
         let (succeeds, said) = self.run(text, words, input);
         assert!(succeeds, "{text}\n{said}");

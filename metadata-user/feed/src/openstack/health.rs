@@ -202,7 +202,7 @@ impl OpenstackHealth {
         let is_partly_read = !silent.is_empty() && silent.len() < peers.len();
         let notes = is_partly_read
             .then(|| format!("no answer yet from {}; the others have answered", silent.join(" and ")));
-        // Databases without news are probed and directories are watched, so a party is there until it fails.
+        // A silent database is probed, and a directory is watched. So a party counts as reachable until it fails.
         let answered = |state: &PeerState| {
             let last = state.failing.as_ref().map_or(now, |(since, _)| *since);
             state.has_answered.then_some(last)

@@ -235,7 +235,7 @@ ovn_sb_ca_cert = /etc/ovn/ca.pem
     fn the_remark_on_a_missing_secret_names_the_file_of_the_section() {
         for (file, section) in [
             (DEFAULT_SECRET, json!({"openstack": {}})),
-            ("/root/secret", json!({"openstack": {"nova": {"secret": "/root/secret"}}})),
+            ("/etc/nova/secret", json!({"openstack": {"nova": {"secret": "/etc/nova/secret"}}})),
         ] {
             let mut settings = NeutronSettings::of(&parse("[DEFAULT]\n"), InstanceOrigin::Ovn);
             settings.set_secret_file(file.into());
