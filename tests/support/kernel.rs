@@ -125,7 +125,7 @@ impl AckLedger for Board {
             if place.flow != flow.number() || !is_kernels(place) {
                 return KernelTurn::Unknown;
             }
-            let turn = KernelTurn::after(place, segment, answered);
+            let turn = KernelTurn::after(place, flow.mark(), segment, answered);
             if !matches!(turn, KernelTurn::Kernels { .. }) {
                 place.flow = 0;
             }

@@ -106,6 +106,22 @@ fn a_guest_receives_the_same_from_published_documents() {
     receives_the_same(4, scripts, with_documents);
 }
 
+#[test]
+fn a_guest_that_reboots_and_reuses_its_numbers_is_served_where_the_kernel_has_answered() {
+    // Both requests have the same length, and the kernel has no answer to the second one.
+    let plan = |isn, body, end| Plan { isn, body, end, resets: false, ..ordinary() };
+    let isns = 0..ORDINARY.len() + UNLUCKY;
+    let mut answered = 0;
+    for isn in isns {
+        let lane = vec![plan(isn, 1, End::Reboot(0)), plan(isn, 2, End::HalfCloseLater)];
+        let script = Script { lanes: vec![lane], faults: Faults::NONE, seed: 0, places: 1 };
+        let [.., requests] =
+            compare(&script, with_documents).unwrap_or_else(|error| panic!("{isn}: {error}"));
+        answered += requests;
+    }
+    assert!(answered > 0, "the kernel answered a guest that rebooted");
+}
+
 /// Compares, and checks that the kernel had work of the first `kinds` kinds.
 fn receives_the_same(kinds: usize, scripts: impl Strategy<Value = Script>, kernel: impl Fn(Board) -> Kernel) {
     let taken = Cell::new([0; 4]);

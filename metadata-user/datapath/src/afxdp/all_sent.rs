@@ -173,10 +173,11 @@ impl AckLedger for AllSentTable {
             sent: cell.sent.load(Ordering::Relaxed),
             received: cell.received.load(Ordering::Relaxed),
             acknowledged: cell.acknowledged.load(Ordering::Relaxed),
+            opened: cell.opened.load(Ordering::Relaxed),
             ..AllSent::default()
         };
         let (posted, answered) = (numbers(), self.answered(flow));
-        let turn = KernelTurn::after(&posted, segment, answered);
+        let turn = KernelTurn::after(&posted, flow.mark(), segment, answered);
         if matches!(turn, KernelTurn::Kernels { .. }) {
             return turn;
         }

@@ -233,18 +233,33 @@ pub enum KernelTurn {
 
 impl KernelTurn {
     /// Whose turn it is after this segment, on a connection that the kernel has answered and that is not over. `posted` has
-    /// its numbers in `ALL_SENT`, and `answered` its entry in `ANSWERED`.
+    /// its numbers in `ALL_SENT`, `answered` its entry in `ANSWERED`, and `mark` is its [`Flow::mark`].
     #[must_use]
-    pub fn after(posted: &AllSent, segment: KernelSegment, answered: Option<AnsweredConnection>) -> Self {
-        let AllSent { sent, received, acknowledged, .. } = *posted;
+    pub fn after(
+        posted: &AllSent,
+        mark: u16,
+        segment: KernelSegment,
+        answered: Option<AnsweredConnection>,
+    ) -> Self {
+        let AllSent { sent, received, acknowledged, opened, .. } = *posted;
         let options = answered.unwrap_or(AnsweredConnection::LEAST).options();
         let KernelSegment { seq, next, ack, resets } = segment;
         let has_data = next != seq;
+        // The guest has sent a SYN since. With the same initial number, as after a reboot, its first request looks like a
+        // copy of the one before.
+        let begins = opened == mark && answered.is_some_and(|answered| answered.first == seq);
         match ack {
             _ if resets && seq == received => Self::Reset,
             Some(ack) if !resets && has_data && seq == received && ack == sent => Self::Adopted(options),
             // The kernel could not repeat the answer, and the guest has not received it. If it has, this is a late copy.
-            Some(ack) if !resets && has_data && next == received && ack != sent && acknowledged != sent => {
+            Some(ack)
+                if !resets
+                    && has_data
+                    && !begins
+                    && next == received
+                    && ack != sent
+                    && acknowledged != sent =>
+            {
                 Self::Reset
             }
             _ => Self::Kernels { first: answered.map(|answered| answered.first) },
