@@ -9,6 +9,8 @@ use std::process::{Command, ExitStatus, Stdio};
 
 /// The variable by which the harness of tests learns how many run at a time.
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
+/// The variables by which property tests learn what to draw.
+const PROPERTIES: [&str; 2] = ["PROPTEST_RNG_SEED", "PROPTEST_CASES"];
 /// Tests that run at a time for each processor. Most of them wait for timers, guests and processes: with one for each
 /// processor more than half of the time is idle.
 const TESTS_PER_CPU: usize = 3;
@@ -55,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             // Cargo and the compiler run as the user; only the test programs run as root.
             let variable = format!("CARGO_TARGET_{}_RUNNER", host()?.to_uppercase().replace('-', "_"));
             let kept = [PRIVILEGED_LOG, REQUIRE_PRIVILEGED, CLOUD_INIT, SEED, TEST_THREADS];
-            let keep = format!("--preserve-env={}", kept.join(","));
+            let keep = format!("--preserve-env={},{}", kept.join(","), PROPERTIES.join(","));
             test.env(variable, format!("{} {keep}", sudo.display()));
         }
         Root::No(_) => {}
