@@ -15,8 +15,8 @@ use metadata_content::source::RecordSource;
 use metadata_control::instances::{self, ApiProblem, Instance, InstanceVm, Name};
 use metadata_control::status::{
     AgentStatus, ExpectedMac, FailedReads, GuestState, GuestStatus, GuestWay, InstanceState, IssuerState,
-    MacMismatch, PortState, PortStatus, RecentWarning, RefusedRecord, ShadowedRecord, SharedUuid,
-    SourceStatus, WorkerStatus,
+    MacMismatch, OnDemandStatus, PortState, PortStatus, RecentWarning, RefusedRecord, ShadowedRecord,
+    SharedUuid, SourceStatus, WorkerStatus,
 };
 use metadata_control::top::{DropCount, SeenRequest, Top, VmPage, VmRow};
 use metadata_control::trace::{self, TraceLine};
@@ -93,6 +93,7 @@ fn status() -> AgentStatus {
         shadowed: vec![ShadowedRecord { record: text(), by: text() }],
         sources: vec![SourceStatus {
             reads: text(),
+            on_demand: Some(OnDemandStatus { name: text(), ..OnDemandStatus::default() }),
             failing: Some(FailedReads { since: 1.0, kind: text(), reason: text() }),
             notes: vec![text()],
             ..SourceStatus::default()

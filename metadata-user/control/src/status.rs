@@ -321,6 +321,9 @@ pub struct SourceStatus {
     /// watches; `None` before the first time. A working API server answers at least every two minutes, even without
     /// changes.
     pub answered: Option<f64>,
+    /// The party that is asked only when a guest asks, if there is one. It is not part of `reads` and `answered`.
+    #[serde(default)]
+    pub on_demand: Option<OnDemandStatus>,
     /// The failure, if the last attempt failed.
     pub failing: Option<FailedReads>,
     /// Requests that failed since the start, by kind.
@@ -330,11 +333,23 @@ pub struct SourceStatus {
 }
 
 impl SourceStatus {
-    /// Seconds without a useful answer.
+    /// Seconds without a useful answer, by the worst of its parties.
     #[must_use]
     pub fn silence(&self) -> f64 {
-        self.answered.unwrap_or(self.asked_for)
+        let read = self.answered.unwrap_or(self.asked_for);
+        self.on_demand.as_ref().map_or(read, |party| read.max(party.away))
     }
+}
+
+/// A party of a source that is asked only when a guest asks, such as OpenStack's Nova.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OnDemandStatus {
+    /// Its name and address, such as `Nova at http://10.0.0.10:8775`.
+    pub name: String,
+    /// Seconds since its last answer; `None` before the first.
+    pub answered: Option<f64>,
+    /// Seconds since it went away, or since the first attempt if it has never answered; 0 while it is not away.
+    pub away: f64,
 }
 
 /// Consecutive failed attempts to read a source.
@@ -666,7 +681,7 @@ pub fn run(
 
 #[cfg(test)]
 mod tests {
-    use super::{AgentStatus, AttachmentStatus, MacMismatch};
+    use super::{AgentStatus, AttachmentStatus, MacMismatch, OnDemandStatus, SourceStatus};
 
     #[test]
     fn problems_that_the_status_lists_apart_are_not_among_the_others() {
@@ -686,5 +701,23 @@ mod tests {
         status.count_problems([1, 2, 0]);
         assert_eq!(status.troubles[4..], ["1 port in error", "2 records refused"]);
         assert_eq!(status.other_problems().collect::<Vec<_>>(), ["not on disk for web-1", "2 days late"]);
+    }
+
+    #[test]
+    fn the_silence_of_a_source_is_that_of_the_party_that_is_away_longest() {
+        for (answered, away, silence) in [
+            (None, None, 900.0),
+            (Some(3.0), None, 3.0),
+            (Some(0.0), Some(0.0), 0.0),
+            (Some(0.0), Some(600.0), 600.0),
+            (Some(700.0), Some(600.0), 700.0),
+            (None, Some(0.0), 900.0),
+        ] {
+            // How long nobody has asked is no silence.
+            let party = |away| OnDemandStatus { answered: Some(5_000.0), away, ..OnDemandStatus::default() };
+            let on_demand = away.map(party);
+            let status = SourceStatus { asked_for: 900.0, answered, on_demand, ..SourceStatus::default() };
+            assert!((status.silence() - silence).abs() < f64::EPSILON, "{status:?}");
+        }
     }
 }

@@ -120,6 +120,8 @@ pub struct SourceHealth {
     pub asked_for: f64,
     /// Seconds since it was last read whole, or gave a useful answer; `None` before the first time.
     pub answered: Option<f64>,
+    /// The party that is asked only when a guest asks, if there is one. It is not part of `reads` and `answered`.
+    pub on_demand: Option<OnDemandParty>,
     /// Consecutive failures, if the last attempt failed.
     pub failing: Option<FailureStreak>,
     /// Failures since the start, by kind.
@@ -128,6 +130,17 @@ pub struct SourceHealth {
     pub notes: Vec<String>,
     /// What an operator should act on: a sentence each, with the remedy.
     pub problems: Vec<String>,
+}
+
+/// A party that is asked only when a guest asks, such as OpenStack's Nova.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OnDemandParty {
+    /// Its name and address, such as `Nova at http://10.0.0.10:8775`.
+    pub name: String,
+    /// Seconds since its last answer; `None` before the first.
+    pub answered: Option<f64>,
+    /// Seconds since it went away, or since the first attempt if it has never answered; 0 while it is not away.
+    pub away: f64,
 }
 
 /// Consecutive failed attempts to read a source.

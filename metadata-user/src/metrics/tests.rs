@@ -105,9 +105,8 @@ fn text() -> String {
             reads: "the API server".into(),
             asked_for: 900.0,
             answered: Some(301.5),
-            failing: None,
             failures: [("forbidden".into(), 94), ("gone".into(), 95)].into(),
-            notes: Vec::new(),
+            ..SourceStatus::default()
         }],
         identity: Some((
             SignerReport {

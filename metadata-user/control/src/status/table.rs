@@ -7,8 +7,8 @@ use metadata_common::printable::{Printable, counted, printable};
 use metadata_content::record::values::Timestamp;
 
 use super::{
-    AgentStatus, FailedReads, GuestState, GuestStatus, GuestWay, IssuerState, PendingEvent, PortState,
-    RecordMemory, ShadowedRecord, Share, SharedUuid, SourceStatus, TenantShare,
+    AgentStatus, FailedReads, GuestState, GuestStatus, GuestWay, IssuerState, OnDemandStatus, PendingEvent,
+    PortState, RecordMemory, ShadowedRecord, Share, SharedUuid, SourceStatus, TenantShare,
 };
 
 /// Width of the left column, in characters.
@@ -151,16 +151,21 @@ fn identity(
 }
 
 fn source(status: &SourceStatus, out: &mut dyn Write) -> io::Result<()> {
-    let SourceStatus { reads, answered, failing, notes, .. } = status;
+    let SourceStatus { reads, answered, on_demand, failing, notes, .. } = status;
     let answered = match answered {
         Some(ago) => format!("{reads}, last read {} ago", Span(*ago)),
         None => format!("{reads}, not read yet"),
     };
+    let on_demand = on_demand.as_ref().map(|OnDemandStatus { name, answered, .. }| match answered {
+        Some(ago) => format!("{name}, last answered {} ago", Span(*ago)),
+        None => format!("{name}, no answer yet"),
+    });
     let failing = failing.as_ref().map(|FailedReads { since, kind, reason }| {
         let kind = if kind.is_empty() { String::new() } else { format!("{kind}: ") };
         format!("attempts have failed for {}: {kind}{reason}", Span(*since))
     });
-    list(status.source.title(), std::iter::once(answered).chain(notes.iter().cloned()).chain(failing), out)
+    let lines = std::iter::once(answered).chain(on_demand).chain(notes.iter().cloned()).chain(failing);
+    list(status.source.title(), lines, out)
 }
 
 /// Prints the state of the guests that match a name.
@@ -254,10 +259,10 @@ impl Display for Span {
 #[cfg(test)]
 mod tests {
     use metadata_content::source::RecordSource;
-    use std::collections::BTreeMap;
 
     use super::{
-        FailedReads, PendingEvent, RecordMemory, Share, SourceStatus, Span, TenantShare, guests, status,
+        FailedReads, OnDemandStatus, PendingEvent, RecordMemory, Share, SourceStatus, Span, TenantShare,
+        guests, status,
     };
     use crate::status::{
         AgentStatus, AttachmentStatus, ExpectedMac, GuestState, GuestStatus, GuestUsage, GuestWay,
@@ -360,7 +365,7 @@ mod tests {
                         reason: "403 no".into(),
                     }),
                     failures: [("forbidden".into(), 12)].into(),
-                    notes: Vec::new(),
+                    ..SourceStatus::default()
                 },
                 SourceStatus {
                     source: RecordSource::Proxmox,
@@ -368,8 +373,19 @@ mod tests {
                     asked_for: 93_783.0,
                     answered: Some(62.0),
                     failing: Some(FailedReads { since: 61.0, kind: String::new(), reason: "no".into() }),
-                    failures: BTreeMap::new(),
                     notes: vec!["read-only: the cluster has no quorum".into()],
+                    ..SourceStatus::default()
+                },
+                SourceStatus {
+                    source: RecordSource::Openstack,
+                    reads: "unix:/run/ovs.sock and ssl:10.0.0.1:6642".into(),
+                    answered: Some(0.0),
+                    on_demand: Some(OnDemandStatus {
+                        name: "Nova at http://10.0.0.10:8775".into(),
+                        answered: Some(12.0),
+                        away: 0.0,
+                    }),
+                    ..SourceStatus::default()
                 },
             ],
             identity: Some(IssuerState {
@@ -427,6 +443,8 @@ KubeVirt    the API server, last read 5 min 10 s ago
 Proxmox VE  /etc/pve/qemu-server, last read 1 min 2 s ago
             read-only: the cluster has no quorum
             attempts have failed for 1 min 1 s: no
+OpenStack   unix:/run/ovs.sock and ssl:10.0.0.1:6642, last read 0.0 s ago
+            Nova at http://10.0.0.10:8775, last answered 12.0 s ago
 counters    identity_mismatch  3
 lately      1 min 1 s ago, warn: port tap7: no (2 times)
 ";

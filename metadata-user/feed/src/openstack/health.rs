@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::{InstanceOrigin, OpenstackOptions};
-use crate::source::{FailureStreak, SourceHealth};
+use crate::source::{FailureStreak, OnDemandParty, SourceHealth};
 
 /// What lets Neutron list this agent.
 pub(super) const LISTED_BY: &str = "set `openstack.tls` to ovn-controller's files if the database controls access by \
@@ -36,6 +36,11 @@ impl OpenstackPeer {
             Self::Libvirt => origin == InstanceOrigin::Libvirt,
             Self::Nova => true,
         })
+    }
+
+    /// True for one that is probed or watched. Nova is asked only when a guest asks.
+    fn is_watched(self) -> bool {
+        self != Self::Nova
     }
 
     fn name(self) -> &'static str {
@@ -68,8 +73,8 @@ struct HealthState {
 
 #[derive(Debug, Default)]
 struct PeerState {
-    /// It has answered at least once.
-    has_answered: bool,
+    /// When it last answered.
+    last_answer: Option<Instant>,
     /// Since when it has not, and why.
     failing: Option<(Instant, String)>,
     failures: u64,
@@ -95,7 +100,7 @@ impl OpenstackHealth {
     /// Notes an answer.
     pub(super) fn on_answer(&self, peer: OpenstackPeer) {
         let state = &mut self.lock().peers[peer as usize];
-        state.has_answered = true;
+        state.last_answer = Some(Instant::now());
         if state.failing.take().is_some() {
             tracing::info!(peer = peer.name(), "reachable again");
         }
@@ -127,7 +132,7 @@ impl OpenstackHealth {
     pub(super) fn is_nova_well(&self) -> bool {
         let state = self.lock();
         let nova = &state.peers[OpenstackPeer::Nova as usize];
-        nova.has_answered && nova.failing.is_none() && !state.is_secret_wrong
+        nova.last_answer.is_some() && nova.failing.is_none() && !state.is_secret_wrong
     }
 
     /// Notes whether the southbound database has the chassis.
@@ -196,18 +201,32 @@ impl OpenstackHealth {
                 "`openstack network agent list` does not show this agent as alive: {reason}; guests are served: {LISTED_BY}"
             )
         }));
-        // `answered` stays `None` until every party has answered. Meanwhile the note names those that have not.
-        let silent: Vec<_> =
-            peers.iter().filter(|(_, state)| !state.has_answered).map(|(peer, _)| peer.name()).collect();
-        let is_partly_read = !silent.is_empty() && silent.len() < peers.len();
-        let notes = is_partly_read
-            .then(|| format!("no answer yet from {}; the others have answered", silent.join(" and ")));
-        // A silent database is probed, and a directory is watched. So a party counts as reachable until it fails.
-        let answered = |state: &PeerState| {
+        // A silent database is probed, and a directory is watched. So each counts as read until it fails.
+        let watched = || peers.iter().filter(|(peer, _)| peer.is_watched());
+        let read = |state: &PeerState| {
             let last = state.failing.as_ref().map_or(now, |(since, _)| *since);
-            state.has_answered.then_some(last)
+            state.last_answer.and(Some(last))
         };
-        let answered = peers.iter().map(|(_, state)| answered(state)).min().flatten();
+        let answered = watched().map(|(_, state)| read(state)).min().flatten();
+        // `answered` stays `None` until both databases have answered. Meanwhile the note names the one that has not.
+        let (heard, silent): (Vec<_>, Vec<_>) = watched().partition(|(_, state)| state.last_answer.is_some());
+        let notes = match (&heard[..], &silent[..]) {
+            ([(heard, _)], [(silent, _)]) => {
+                vec![format!("no answer yet from {}; {} has answered", silent.name(), heard.name())]
+            }
+            _ => Vec::new(),
+        };
+        let nova_state = &state.peers[OpenstackPeer::Nova as usize];
+        let away = match (&nova_state.failing, nova_state.last_answer) {
+            (_, None) => ago(self.since),
+            (Some((since, _)), Some(_)) => ago(*since),
+            (None, Some(_)) => 0.0,
+        };
+        let on_demand = OnDemandParty {
+            name: format!("Nova at {}", nova.url),
+            answered: nova_state.last_answer.map(ago),
+            away,
+        };
         let failing = peers.iter().find_map(|(peer, state)| {
             let (since, reason) = state.failing.as_ref()?;
             Some(FailureStreak { since: ago(*since), kind: peer.name().to_owned(), reason: reason.clone() })
@@ -215,16 +234,17 @@ impl OpenstackHealth {
         let failures = peers.iter().map(|(peer, state)| (peer.name().to_owned(), state.failures));
         let failures: BTreeMap<_, _> = failures.chain([("crowded".to_owned(), refused)]).collect();
         let reads = match options.instances {
-            InstanceOrigin::Ovn => format!("{ovsdb}, {southbound} and {}", nova.url),
-            InstanceOrigin::Libvirt => format!("{domains} and {}", nova.url),
+            InstanceOrigin::Ovn => format!("{ovsdb} and {southbound}"),
+            InstanceOrigin::Libvirt => domains.to_string(),
         };
         SourceHealth {
             reads,
             asked_for: ago(self.since),
             answered: answered.map(ago),
+            on_demand: Some(on_demand),
             failing,
             failures,
-            notes: notes.into_iter().collect(),
+            notes,
             problems,
         }
     }
@@ -289,32 +309,56 @@ mod tests {
             health.report(&OpenstackOptions::default(), 0, Instant::now()).notes.concat()
         };
         assert_eq!(notes(&health), "", "nobody has answered, which `answered` says");
-        [OpenstackPeer::Ovsdb, OpenstackPeer::Southbound].iter().for_each(|peer| health.on_answer(*peer));
         health.on_failure(OpenstackPeer::Nova, "no".into());
-        assert_eq!(notes(&health), "no answer yet from nova; the others have answered");
+        health.on_answer(OpenstackPeer::Ovsdb);
+        assert_eq!(notes(&health), "no answer yet from southbound; ovsdb has answered");
+        health.on_answer(OpenstackPeer::Southbound);
+        assert_eq!(notes(&health), "", "Nova is none of those that are read");
         health.on_nova_answer(StatusCode(200));
-        assert_eq!(notes(&health), "");
         let report = health.report(&OpenstackOptions::default(), 0, Instant::now());
         assert_eq!((report.problems.len(), report.failing), (0, None));
     }
 
+    /// Seconds since the databases were read, since Nova's last answer, and since Nova went away, at a later time.
+    fn seen(health: &OpenstackHealth, after: u64) -> (Option<f64>, Option<f64>, f64) {
+        let now = Instant::now() + Duration::from_secs(after);
+        let report = health.report(&OpenstackOptions::default(), 0, now);
+        let nova = report.on_demand.expect("Nova");
+        assert_eq!(nova.name, "Nova at http://127.0.0.1:8775");
+        assert!(!report.reads.contains("8775"), "{}", report.reads);
+        (report.answered.map(f64::round), nova.answered.map(f64::round), nova.away.round())
+    }
+
     #[test]
     fn only_the_time_since_a_party_went_away_is_silence() {
+        const DATABASES: [OpenstackPeer; 2] = [OpenstackPeer::Ovsdb, OpenstackPeer::Southbound];
         let health = OpenstackHealth::new();
-        let silence = |after: u64| {
-            let now = Instant::now() + Duration::from_secs(after);
-            health.report(&OpenstackOptions::default(), 0, now).answered.map(f64::round)
-        };
-        assert_eq!(silence(600), None, "nobody has answered");
-        let parties = [OpenstackPeer::Ovsdb, OpenstackPeer::Southbound, OpenstackPeer::Nova];
-        parties.iter().for_each(|party| health.on_answer(*party));
-        assert_eq!(silence(600), Some(0.0), "nothing changes, and nobody is away");
-        for party in parties {
-            health.on_failure(party, "no".into());
-            health.on_failure(party, "no again".into());
-            assert_eq!(silence(600), Some(600.0), "{party:?}");
-            health.on_answer(party);
-            assert_eq!(silence(600), Some(0.0), "{party:?}");
+        assert_eq!(seen(&health, 600), (None, None, 600.0), "nobody has answered");
+        health.on_answer(OpenstackPeer::Nova);
+        assert_eq!(seen(&health, 600), (None, Some(600.0), 0.0), "no database has answered");
+        DATABASES.iter().for_each(|database| health.on_answer(*database));
+        assert_eq!(seen(&health, 600), (Some(0.0), Some(600.0), 0.0), "nothing changes, and nobody is away");
+        for database in DATABASES {
+            health.on_failure(database, "no".into());
+            health.on_failure(database, "no again".into());
+            assert_eq!(seen(&health, 600), (Some(600.0), Some(600.0), 0.0), "{database:?}");
+            health.on_answer(database);
+            assert_eq!(seen(&health, 600), (Some(0.0), Some(600.0), 0.0), "{database:?}");
         }
+    }
+
+    #[test]
+    fn nova_counts_from_its_last_answer_and_says_nothing_of_the_databases() {
+        let health = OpenstackHealth::new();
+        [OpenstackPeer::Ovsdb, OpenstackPeer::Southbound].iter().for_each(|peer| health.on_answer(*peer));
+        health.on_failure(OpenstackPeer::Nova, "no".into());
+        assert_eq!(seen(&health, 600), (Some(0.0), None, 600.0), "Nova has never answered");
+        health.on_nova_answer(StatusCode(200));
+        assert_eq!(seen(&health, 12), (Some(0.0), Some(12.0), 0.0), "no guest has asked since");
+        health.on_failure(OpenstackPeer::Nova, "no".into());
+        health.on_failure(OpenstackPeer::Nova, "no again".into());
+        assert_eq!(seen(&health, 600), (Some(0.0), Some(600.0), 600.0), "it is away");
+        health.on_nova_answer(StatusCode(404));
+        assert_eq!(seen(&health, 600), (Some(0.0), Some(600.0), 0.0), "it is back");
     }
 }

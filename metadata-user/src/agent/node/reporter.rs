@@ -14,12 +14,12 @@ use metadata_common::verdict::Verdict;
 use metadata_content::identity::Issuer;
 use metadata_content::source::RecordSource;
 use metadata_control::status::{
-    AgentStatus, AttachmentStatus, FailedReads, IssuerState, LISTED_COMPLAINTS, Phase, PortFilter, PortState,
-    RecordMemory, SCHEMA, Share, SourceStatus, TenantShare, WorkerStatus,
+    AgentStatus, AttachmentStatus, FailedReads, IssuerState, LISTED_COMPLAINTS, OnDemandStatus, Phase,
+    PortFilter, PortState, RecordMemory, SCHEMA, Share, SourceStatus, TenantShare, WorkerStatus,
 };
 use metadata_datapath::worker::LoopStats;
 use metadata_feed::publisher::Outage;
-use metadata_feed::source::{FailureStreak, Source, SourceHealth};
+use metadata_feed::source::{FailureStreak, OnDemandParty, Source, SourceHealth};
 use metadata_steer::{Counters, Steering};
 use top::Samples;
 use tracing::warn;
@@ -225,11 +225,17 @@ impl Reporter {
     /// How the sources can be read that say so.
     pub(crate) fn source_reports(&self) -> Vec<SourceStatus> {
         let report = |source: &Arc<dyn Source>| {
-            let SourceHealth { reads, asked_for, answered, failing, failures, notes, problems: _ } =
+            let SourceHealth { reads, asked_for, answered, on_demand, failing, failures, notes, problems: _ } =
                 source.health()?;
+            let on_demand = on_demand.map(|OnDemandParty { name, answered, away }| OnDemandStatus {
+                name,
+                answered,
+                away,
+            });
             let failing =
                 failing.map(|FailureStreak { since, kind, reason }| FailedReads { since, kind, reason });
-            Some(SourceStatus { source: source.kind(), reads, asked_for, answered, failing, failures, notes })
+            let source = source.kind();
+            Some(SourceStatus { source, reads, asked_for, answered, on_demand, failing, failures, notes })
         };
         self.sources.iter().filter_map(report).collect()
     }
