@@ -20,6 +20,8 @@ pub const FILES: [&str; 5] = [
 ];
 /// The names of the last two.
 const WITHOUT_OVN: [&str; 2] = ["openvswitch_agent.ini", "linuxbridge_agent.ini"];
+/// The option of the secret, which no message shows.
+const SECRET_OPTION: &str = "metadata_proxy_shared_secret";
 /// Most bytes of a file. With all comments of Neutron's samples one has 60 KiB.
 const FILE_BYTES: usize = 1 << 20;
 
@@ -37,74 +39,71 @@ impl NeutronSettings {
     /// Reads files; later ones override earlier ones, as with oslo.config.
     ///
     /// # Errors
-    /// A file cannot be read, or its secret or protocol cannot be used.
+    /// A file cannot be read, or a value refers to an option that no file has.
     pub fn read(files: &[PathBuf]) -> io::Result<Self> {
-        let mut values = BTreeMap::new();
+        let mut values = NeutronValues::default();
         for path in files {
             let named =
                 |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
             let bytes = private_file::read(path, FILE_BYTES).map_err(named)?;
             let bytes = bytes.ok_or_else(|| named(Errno::NOENT.into()))?;
-            values.append(&mut parse(&String::from_utf8_lossy(&bytes)));
+            values.add(path, &String::from_utf8_lossy(&bytes));
         }
         let names = || files.iter().filter_map(|path| path.file_name()?.to_str());
         // A node that has moved to OVN may still have the files of its former agents.
-        let has_ovn =
-            names().any(|name| name.contains("ovn")) || values.keys().any(|(section, _)| section == "ovn");
+        let has_ovn = names().any(|name| name.contains("ovn")) || values.has_section("ovn");
         let is_without = !has_ovn && names().any(|name| WITHOUT_OVN.contains(&name));
         let instances = if is_without { InstanceOrigin::Libvirt } else { InstanceOrigin::Ovn };
-        Ok(Self::of(&values, instances))
+        Self::of(&values, instances)
     }
 
-    fn of(values: &BTreeMap<(String, String), String>, instances: InstanceOrigin) -> Self {
-        let get = |section: &str, key: &str| {
-            let value = values.get(&(section.to_owned(), key.to_owned()));
-            value.map(String::as_str).filter(|value| !value.is_empty())
-        };
-        let file = |section, key| get(section, key).map(PathBuf::from);
-        let protocol = get("DEFAULT", "nova_metadata_protocol").unwrap_or("http");
-        let host = get("DEFAULT", "nova_metadata_host").unwrap_or("127.0.0.1");
-        let port = get("DEFAULT", "nova_metadata_port").unwrap_or("8775");
+    fn of(values: &NeutronValues, instances: InstanceOrigin) -> io::Result<Self> {
+        let get = |section, option| values.get(section, option);
+        let file = |section, option| Ok::<_, io::Error>(get(section, option)?.map(PathBuf::from));
+        let protocol = get("DEFAULT", "nova_metadata_protocol")?.unwrap_or_else(|| "http".into());
+        let named_host = get("DEFAULT", "nova_metadata_host")?;
+        let host = named_host.as_deref().unwrap_or("127.0.0.1");
+        let port = get("DEFAULT", "nova_metadata_port")?.unwrap_or_else(|| "8775".into());
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
         let nova = NovaOptions {
             url: format!("{protocol}://{host}:{port}"),
             secret: DEFAULT_SECRET.into(),
             tls: TlsFiles {
-                ca: file("DEFAULT", "auth_ca_cert"),
-                certificate: file("DEFAULT", "nova_client_cert"),
-                key: file("DEFAULT", "nova_client_priv_key"),
+                ca: file("DEFAULT", "auth_ca_cert")?,
+                certificate: file("DEFAULT", "nova_client_cert")?,
+                key: file("DEFAULT", "nova_client_priv_key")?,
             },
-        };
-        let of_ovn = OpenstackOptions {
-            ovsdb: ovsdb(get("ovs", "ovsdb_connection")),
-            southbound: get("ovn", "ovn_sb_connection").map(str::to_owned),
-            tls: TlsFiles {
-                ca: file("ovn", "ovn_sb_ca_cert"),
-                certificate: file("ovn", "ovn_sb_certificate"),
-                key: file("ovn", "ovn_sb_private_key"),
-            },
-            ..OpenstackOptions::default()
         };
         let options = match instances {
-            InstanceOrigin::Ovn => OpenstackOptions { nova, ..of_ovn },
+            InstanceOrigin::Ovn => OpenstackOptions {
+                nova,
+                ovsdb: ovsdb(get("ovs", "ovsdb_connection")?),
+                southbound: get("ovn", "ovn_sb_connection")?,
+                tls: TlsFiles {
+                    ca: file("ovn", "ovn_sb_ca_cert")?,
+                    certificate: file("ovn", "ovn_sb_certificate")?,
+                    key: file("ovn", "ovn_sb_private_key")?,
+                },
+                ..OpenstackOptions::default()
+            },
             InstanceOrigin::Libvirt => OpenstackOptions { nova, instances, ..OpenstackOptions::default() },
         };
-        let secret = get("DEFAULT", "metadata_proxy_shared_secret").map(str::to_owned);
+        let secret = get("DEFAULT", SECRET_OPTION)?;
         let mut remarks = Vec::new();
-        if instances == InstanceOrigin::Libvirt && get("DEFAULT", "nova_metadata_host").is_none() {
+        if instances == InstanceOrigin::Libvirt && named_host.is_none() {
             remarks.push(
                 "the files have no nova_metadata_host: name the metadata_agent.ini of a network node too, or set \
                  openstack.nova.url"
                     .into(),
             );
         }
-        if get("DEFAULT", "nova_metadata_insecure").is_some_and(is_true) {
+        if get("DEFAULT", "nova_metadata_insecure")?.is_some_and(|value| is_true(&value)) {
             remarks.push(
                 "nova_metadata_insecure is not taken over: name the authority of Nova's certificate in openstack.nova.tls.ca"
                     .into(),
             );
         }
-        Self { options, secret, remarks }
+        Ok(Self { options, secret, remarks })
     }
 
     /// The section of the configuration, in JSON, which is YAML as well. It has only what differs from the defaults.
@@ -149,11 +148,8 @@ impl NeutronSettings {
 }
 
 /// The local OVSDB as Neutron names it. Its default is a TCP port that hardly any node opens: the socket is there anyway.
-fn ovsdb(connection: Option<&str>) -> String {
-    match connection {
-        None | Some("tcp:127.0.0.1:6640") => DEFAULT_OVSDB.to_owned(),
-        Some(connection) => connection.to_owned(),
-    }
+fn ovsdb(connection: Option<String>) -> String {
+    connection.filter(|connection| connection != "tcp:127.0.0.1:6640").unwrap_or_else(|| DEFAULT_OVSDB.into())
 }
 
 fn is_true(text: &str) -> bool {
@@ -169,8 +165,107 @@ fn without(value: &Value, other: &Value) -> Value {
     differing.into()
 }
 
+/// A section and an option.
+type OptionKey = (String, String);
+
+/// The values of Neutron's files.
+#[derive(Default)]
+struct NeutronValues(BTreeMap<OptionKey, NeutronValue>);
+
+/// A value as a file has it.
+struct NeutronValue {
+    text: String,
+    file: PathBuf,
+}
+
+impl NeutronValues {
+    /// Adds the values of a file, which override those of former files.
+    fn add(&mut self, file: &Path, text: &str) {
+        let values = parse(text).into_iter();
+        self.0.extend(values.map(|(key, text)| (key, NeutronValue { text, file: file.to_owned() })));
+    }
+
+    fn has_section(&self, section: &str) -> bool {
+        self.0.keys().any(|(name, _)| name == section)
+    }
+
+    fn find(&self, section: &str, option: &str) -> Option<(&OptionKey, &NeutronValue)> {
+        self.0.get_key_value(&(section.to_owned(), option.to_owned()))
+    }
+
+    /// The value of an option, with the values of those that it refers to; `None` if it is empty.
+    fn get(&self, section: &str, option: &str) -> io::Result<Option<String>> {
+        let found = self.find(section, option);
+        let text = found.map(|found| self.expand(found, &mut Vec::new())).transpose()?;
+        Ok(text.filter(|text| !text.is_empty()))
+    }
+
+    /// Puts the values of options in place of `$option`, `${option}` and `$section.option`, as oslo.config does
+    /// (`ConfigOpts._substitute`): an option without a section is of the value's own section, or of `DEFAULT`; `$$` and
+    /// `\$` are a `$`, and so is one without a name. `trail` has the options that led here.
+    fn expand<'a>(
+        &'a self,
+        (key, value): (&'a OptionKey, &'a NeutronValue),
+        trail: &mut Vec<&'a OptionKey>,
+    ) -> io::Result<String> {
+        trail.push(key);
+        let text = value.text.replace(r"\$", "$$");
+        let (mut expanded, mut rest) = (String::new(), &*text);
+        while let Some((before, after)) = rest.split_once('$') {
+            expanded.push_str(before);
+            let Some((name, after_name)) = reference(after) else {
+                expanded.push('$');
+                rest = after.strip_prefix('$').unwrap_or(after);
+                continue;
+            };
+            let found = match name.split_once('.') {
+                Some((section, option)) => self.find(section, option),
+                None => self.find(&key.0, name).or_else(|| self.find("DEFAULT", name)),
+            };
+            let found = match found {
+                Some((found, _)) if trail.contains(&found) => Err("that it refers to itself"),
+                Some(found) => Ok(found),
+                None => Err("none, and Neutron's defaults are not known here"),
+            };
+            let found = found.map_err(|found| unresolved(trail, &value.file, name, found))?;
+            expanded.push_str(&self.expand(found, trail)?);
+            rest = after_name;
+        }
+        trail.pop();
+        Ok(expanded + rest)
+    }
+}
+
+/// The name behind a `$`, which may be in braces, and what follows it (`ConfigOpts.Template` of oslo.config).
+fn reference(text: &str) -> Option<(&str, &str)> {
+    let braced = text.strip_prefix('{');
+    let text = braced.unwrap_or(text);
+    let is_of_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.');
+    let (name, rest) = text.split_at(text.find(|c: char| !is_of_name(c)).unwrap_or(text.len()));
+    let is_name = name.starts_with(|c: char| c == '_' || c.is_ascii_alphabetic());
+    let rest = if braced.is_some() { rest.strip_prefix('}')? } else { rest };
+    is_name.then_some((name, rest))
+}
+
+/// The error of a value that refers to an option without one. `trail` leads from an option that is read to this one.
+fn unresolved(trail: &[&OptionKey], file: &Path, name: &str, found: &str) -> io::Error {
+    let is_secret = trail.first().is_some_and(|(_, option)| option == SECRET_OPTION);
+    let of = trail.last().map(|(section, option)| format!("{option} of [{section}]")).unwrap_or_default();
+    // What follows a `$` in the secret is a part of it.
+    let (name, remedy) = match is_secret {
+        true => ("the option behind `$`".to_owned(), "write `$$` for a `$` of the secret"),
+        false => (
+            format!("`{name}`"),
+            "name the file that sets it too, such as neutron.conf, or write the value in its place (`$$` is a `$`)",
+        ),
+    };
+    let file = file.display();
+    let text = format!("{file}: {of}: expected a value of {name} in the files, found {found}; {remedy}");
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
 /// Parses an ini file as oslo.config does: comments begin with `#` or `;`, a value may go on in indented lines.
-fn parse(text: &str) -> BTreeMap<(String, String), String> {
+fn parse(text: &str) -> BTreeMap<OptionKey, String> {
     let (mut values, mut section, mut last) = (BTreeMap::new(), "DEFAULT".to_owned(), None);
     for line in text.lines() {
         let trimmed = line.trim();
@@ -193,10 +288,11 @@ fn parse(text: &str) -> BTreeMap<(String, String), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DEFAULT_SECRET, InstanceOrigin, NeutronSettings, parse};
+    use super::{DEFAULT_SECRET, InstanceOrigin, NeutronSettings, NeutronValues};
     use serde_json::json;
-    use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
+    use std::{fs, io};
 
     const OVN: &str = "\
 [DEFAULT]
@@ -213,9 +309,20 @@ ovn_sb_connection = ssl:10.0.0.1:6642,
 ovn_sb_ca_cert = /etc/ovn/ca.pem
 ";
 
+    /// The settings of a file `/etc/neutron/a.ini`.
+    fn settings(text: &str, instances: InstanceOrigin) -> io::Result<NeutronSettings> {
+        let mut values = NeutronValues::default();
+        values.add(Path::new("/etc/neutron/a.ini"), text);
+        NeutronSettings::of(&values, instances)
+    }
+
+    fn with_ovn(text: &str) -> NeutronSettings {
+        settings(text, InstanceOrigin::Ovn).expect("settings")
+    }
+
     #[test]
     fn the_section_has_what_neutron_has_and_no_secret() {
-        let settings = NeutronSettings::of(&parse(OVN), InstanceOrigin::Ovn);
+        let settings = with_ovn(OVN);
         assert_eq!(
             settings.section(),
             json!({"openstack": {
@@ -225,8 +332,7 @@ ovn_sb_ca_cert = /etc/ovn/ca.pem
             }})
         );
         assert!(settings.remarks().is_empty());
-        let without =
-            NeutronSettings::of(&parse("[DEFAULT]\nnova_metadata_insecure = True\n"), InstanceOrigin::Ovn);
+        let without = with_ovn("[DEFAULT]\nnova_metadata_insecure = True\n");
         assert_eq!(without.section(), json!({"openstack": {}}));
         assert_eq!(without.remarks().len(), 2, "no secret, and no insecure TLS");
     }
@@ -237,11 +343,61 @@ ovn_sb_ca_cert = /etc/ovn/ca.pem
             (DEFAULT_SECRET, json!({"openstack": {}})),
             ("/etc/nova/secret", json!({"openstack": {"nova": {"secret": "/etc/nova/secret"}}})),
         ] {
-            let mut settings = NeutronSettings::of(&parse("[DEFAULT]\n"), InstanceOrigin::Ovn);
+            let mut settings = with_ovn("[DEFAULT]\n");
             settings.set_secret_file(file.into());
             assert_eq!(settings.section(), section, "{file}");
             let remarks = settings.remarks();
             assert!(matches!(&remarks[..], [only] if only.ends_with(&format!("to {file}"))), "{remarks:?}");
+        }
+    }
+
+    #[test]
+    fn a_value_has_those_of_the_options_that_it_refers_to() {
+        for (text, host) in [
+            ("nova_metadata_host = $my_ip\nmy_ip = 10.0.0.5", "10.0.0.5"),
+            ("nova_metadata_host = ${my_ip}\nmy_ip = fd00::5", "[fd00::5]"),
+            ("nova_metadata_host = nova-${region}.example\nregion = one", "nova-one.example"),
+            ("nova_metadata_host = $NET_1.example\n[NET_1]\nexample = a", "a"),
+            ("nova_metadata_host = $net.address\n[net]\naddress = 10.0.0.6", "10.0.0.6"),
+            (
+                "prefix = 1\nnova_metadata_host = ${net.a}\n[net]\na = ${prefix}.example\nprefix = 2",
+                "2.example",
+            ),
+            ("prefix = 1\nnova_metadata_host = ${net.a}\n[net]\na = ${prefix}.example", "1.example"),
+            ("nova_metadata_host = $a$b$a\na = 1$b\nb = 2", "12212"),
+            ("nova_metadata_host = $empty\nempty =", "127.0.0.1"),
+            ("nova_metadata_host = a$$b", "a$b"),
+            (r"nova_metadata_host = a\$b", "a$b"),
+            ("nova_metadata_host = $$$a\na = 1", "$1"),
+            ("nova_metadata_host = a$1${b$", "a$1${b$"),
+            ("metadata_proxy_socket = $state_path/socket", "127.0.0.1"),
+        ] {
+            let url = with_ovn(text).options.nova.url;
+            assert_eq!(url, format!("http://{host}:8775"), "{text}");
+        }
+        let secret = with_ovn("metadata_proxy_shared_secret = a$$b").secret;
+        assert_eq!(secret.as_deref(), Some("a$b"));
+        let unread = settings("[ovs]\novsdb_connection = tcp:$my_ip:6640", InstanceOrigin::Libvirt);
+        assert!(unread.is_ok(), "without OVN nobody reads it");
+    }
+
+    #[test]
+    fn a_reference_without_a_value_is_refused_with_its_place_and_the_remedy() {
+        for (text, words) in [
+            ("nova_metadata_host = $my_ip", ["nova_metadata_host of [DEFAULT]", "`my_ip`", "neutron.conf"]),
+            (
+                "[ovn]\novn_sb_connection = tcp:${my_ip}:6642",
+                ["ovn_sb_connection of [ovn]", "`my_ip`", "`$$`"],
+            ),
+            ("nova_metadata_host = $net.a\n[net]\na = $b.c", ["a of [net]", "`b.c`", "found none"]),
+            ("nova_metadata_host = $a\na = $b\nb = $a", ["b of [DEFAULT]", "`a`", "refers to itself"]),
+            ("metadata_proxy_shared_secret = a$key", ["secret of [DEFAULT]", "behind `$`", "write `$$`"]),
+            ("metadata_proxy_shared_secret = $a\na = $key", ["a of [DEFAULT]", "behind `$`", "write `$$`"]),
+        ] {
+            let error = settings(text, InstanceOrigin::Ovn).err().expect(text).to_string();
+            assert!(error.starts_with("/etc/neutron/a.ini: "), "{error}");
+            assert!(words.iter().all(|word| error.contains(word)), "{text}: {error}");
+            assert!(!error.contains("key"), "a part of the secret: {error}");
         }
     }
 
