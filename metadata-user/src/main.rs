@@ -111,7 +111,7 @@ enum Verb {
         /// Print every path instead of one line per dialect.
         #[arg(long)]
         paths: bool,
-        /// The agent's configuration file, whose `metadata` limits records.
+        /// The agent's configuration file: `metadata` limits records, `hub` names its devices.
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
         /// Print one JSON document, of the form `check/1`.
@@ -531,10 +531,11 @@ fn run_verb(verb: Verb, log: LogHandle) -> anyhow::Result<Exit> {
             return flushed(exported.map(|()| Exit::Done), out);
         }
         Verb::Check { dir, paths, config, json } => {
-            let limits = configured(config.as_deref())?.record_limits();
+            let config = configured(config.as_deref())?;
+            let (limits, hub) = (config.record_limits(), &*config.hub);
             let checked = match json {
-                true => check::run_json(&dir, &limits, paths, &mut out),
-                false => check::run(&dir, &limits, paths, &mut out, &mut output::stderr()),
+                true => check::run_json(&dir, &limits, hub, paths, &mut out),
+                false => check::run(&dir, &limits, hub, paths, &mut out, &mut output::stderr()),
             };
             return flushed(checked.map(Into::into), out);
         }

@@ -238,8 +238,9 @@ fn no_error_about_a_record_shows_its_secrets() {
         fs::write(&file, &text).expect("a record");
         fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("a mode");
         let (mut out, mut complaints) = (Vec::new(), Vec::new());
-        check::run(room.path(), &RecordLimits::DEFAULT, true, &mut out, &mut complaints).expect("a check");
-        check::run_json(room.path(), &RecordLimits::DEFAULT, true, &mut out).expect("a check");
+        check::run(room.path(), &RecordLimits::DEFAULT, "imds", true, &mut out, &mut complaints)
+            .expect("a check");
+        check::run_json(room.path(), &RecordLimits::DEFAULT, "imds", true, &mut out).expect("a check");
         let said = String::from_utf8_lossy(&[out, complaints].concat()).into_owned();
         assert!(said.contains("vm.yaml") && !shows(&said), "{what}: {said}");
         let question = ExplainRequest {

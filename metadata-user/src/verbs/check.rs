@@ -11,9 +11,12 @@ use metadata_common::port::PortName;
 use metadata_common::printable::Printable;
 use metadata_content::dialect;
 use metadata_content::record::values::NicMac;
-use metadata_content::record::{FieldPosition, Owner, PathStep, Record, RecordError, RecordLimits};
+use metadata_content::record::{
+    FieldPosition, Nic, Owner, PathStep, Record, RecordError, RecordLimits, Warning,
+};
 use metadata_content::store::{Endpoint, Host, Interner, Responses, Route, VmState};
 use metadata_feed::{FeedError, directory};
+use metadata_steer::check_port_name;
 
 use super::Exit;
 
@@ -135,19 +138,21 @@ impl Finding {
     }
 }
 
-/// Checks one record file, or all of a directory, against `limits`. Prints to `out` one line per path if `paths` is
-/// true, and otherwise one line per dialect. Prints warnings and errors with file and line to `err`.
+/// Checks one record file, or all of a directory, against `limits`. `hub` is what the names of the agent's own devices
+/// begin with; those are no ports. Prints to `out` one line per path if `paths` is true, and otherwise one line per
+/// dialect. Prints warnings and errors with file and line to `err`.
 ///
 /// # Errors
 /// When `path` cannot be read, or the results cannot be written. Invalid records are [`Findings`].
 pub fn run(
     path: &Path,
     limits: &RecordLimits,
+    hub: &str,
     paths: bool,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> anyhow::Result<Findings> {
-    let findings = each(path, limits, paths, |record| print(&record, out, err))?;
+    let findings = each(path, limits, hub, paths, |record| print(&record, out, err))?;
     let Findings { good, errors, warnings } = findings;
     if findings == Findings::default() {
         writeln!(out, "no records (*.yaml, *.yml, *.json) in {}", Printable(path.display()))?;
@@ -164,11 +169,12 @@ pub fn run(
 pub fn run_json(
     path: &Path,
     limits: &RecordLimits,
+    hub: &str,
     paths: bool,
     out: &mut dyn Write,
 ) -> anyhow::Result<Findings> {
     let mut records = Vec::new();
-    let findings = each(path, limits, paths, |record| {
+    let findings = each(path, limits, hub, paths, |record| {
         records.push(record);
         Ok(())
     })?;
@@ -181,12 +187,13 @@ pub fn run_json(
 fn each(
     path: &Path,
     limits: &RecordLimits,
+    hub: &str,
     paths: bool,
     mut take: impl FnMut(CheckedRecord) -> io::Result<()>,
 ) -> anyhow::Result<Findings> {
     let (dir, names) = directory::files(path)?;
     let (interner, seen) = (Interner::new(), EarlierRecords::default());
-    let mut check = Check { dir, limits, paths, interner, seen };
+    let mut check = Check { dir, limits, hub, paths, interner, seen };
     let mut findings = Findings::default();
     for name in &names {
         let Some(record) = check.record(name) else { continue };
@@ -214,6 +221,8 @@ struct EarlierRecords {
 struct Check<'a> {
     dir: PathBuf,
     limits: &'a RecordLimits,
+    /// What the names of the agent's devices begin with.
+    hub: &'a str,
     paths: bool,
     interner: Interner,
     seen: EarlierRecords,
@@ -233,10 +242,15 @@ impl Check<'_> {
         }
         let content = match loaded.record {
             Ok((record, warnings)) => {
-                let warnings = warnings.into_iter();
+                let refused = self.ports(&record, &path);
+                let is_new = |warning: &Warning| {
+                    refused.iter().all(|port| port.field.as_ref() != Some(&warning.place.field))
+                };
+                let warnings = warnings.into_iter().filter(is_new);
                 findings.extend(
                     warnings.map(|warning| Finding::at(Level::Warning, warning.place, warning.message)),
                 );
+                findings.extend(refused);
                 self.conflicts(&record, name, &path, &mut findings);
                 let is_good = !findings.iter().any(|finding| finding.level == Level::Error);
                 is_good.then(|| self.content(&record))
@@ -271,6 +285,16 @@ impl Check<'_> {
             dialects: dialects(&responses),
             paths: self.paths.then(|| responses.routes().map(Row::new).collect()),
         }
+    }
+
+    /// An error for each port that the agent refuses by its name.
+    fn ports(&self, record: &Record, path: &Path) -> Vec<Finding> {
+        let refused = |(n, nic): (usize, &Nic)| {
+            let error = check_port_name(self.hub, &nic.port.as_ref()?.into()).err()?;
+            let field = ["network".into(), "nics".into(), n.into(), "port".into(), "ifname".into()];
+            Some(Finding::at(Level::Error, place(path, &field), error))
+        };
+        record.network.nics.iter().enumerate().filter_map(refused).collect()
     }
 
     /// Reports an owner that an earlier record has too, and a MAC that an earlier record has on the same port.
@@ -439,6 +463,8 @@ mod tests {
     use std::path::Path;
 
     const FULL: &str = include_str!("../../../tests/vectors/record.yaml");
+    /// The prefix of the hub's devices.
+    const HUB: &str = "imds";
     const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 
     fn put(dir: &Path, name: &str, text: &str) {
@@ -454,7 +480,7 @@ mod tests {
             put(dir.path(), name, text);
         }
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let findings = run(dir.path(), &RecordLimits::DEFAULT, false, &mut out, &mut err)
+        let findings = run(dir.path(), &RecordLimits::DEFAULT, HUB, false, &mut out, &mut err)
             .expect("the directory can be read");
         let text = |bytes| {
             let text = String::from_utf8(bytes).expect("text is written");
@@ -501,7 +527,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
         let dir = tempfile::tempdir().expect("a directory is made");
         put(dir.path(), "web.yaml", &with_dialects("nocloud, kubevirt"));
         let mut out = Vec::new();
-        run(dir.path(), &RecordLimits::DEFAULT, true, &mut out, &mut Vec::new())
+        run(dir.path(), &RecordLimits::DEFAULT, HUB, true, &mut out, &mut Vec::new())
             .expect("the directory can be read");
         let out = String::from_utf8(out).expect("text");
         for line in [
@@ -550,6 +576,33 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
     }
 
     #[test]
+    fn a_port_that_serve_refuses_is_an_error_with_its_place() {
+        for (port, words) in [
+            ("imds-in", Some("imds-in is a device of an xdp-imds hub")),
+            ("imds-t1", Some("imds-t1 is a device of an xdp-imds hub")),
+            ("lo", Some("lo is the loopback interface")),
+            ("lo, netns: vm", Some("lo in vm is the loopback interface")),
+            ("imds-in, netns: vm", None),
+            ("other-in", None),
+        ] {
+            let (findings, _, err) = checked(&[("a.yaml", other(UUID, "52:54:00:00:00:01", port))]);
+            let good = usize::from(words.is_none());
+            assert_eq!(findings, Findings { good, errors: 1 - good, warnings: 0 }, "{port}: {err}");
+            let Some(words) = words else { continue };
+            let start = "error: a.yaml:";
+            assert!(err.starts_with(start) && err.contains("network.nics[0].port.ifname: "), "{err}");
+            assert!(err.contains(words), "{err}");
+        }
+        let dir = tempfile::tempdir().expect("a directory is made");
+        put(dir.path(), "a.yaml", &other(UUID, "52:54:00:00:00:01", "mine-in"));
+        for (hub, errors) in [("mine", 1), (HUB, 0)] {
+            let limits = RecordLimits::DEFAULT;
+            let findings = run(dir.path(), &limits, hub, false, &mut Vec::new(), &mut Vec::new());
+            assert_eq!(findings.expect("the directory can be read").errors, errors, "{hub}");
+        }
+    }
+
+    #[test]
     fn one_mac_on_two_ports_is_two_vms() {
         let uuid = "00000000-0000-4000-8000-000000000000";
         let mac = "52:54:00:00:00:01";
@@ -569,18 +622,31 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
     fn one_file_can_be_checked_and_an_empty_directory_is_reported() {
         let dir = tempfile::tempdir().expect("a directory is made");
         let mut out = Vec::new();
-        let findings = run(dir.path(), &RecordLimits::DEFAULT, false, &mut out, &mut Vec::new())
+        let findings = run(dir.path(), &RecordLimits::DEFAULT, HUB, false, &mut out, &mut Vec::new())
             .expect("the directory can be read");
         assert_eq!(findings, Findings::default());
         assert!(out.starts_with(b"no records"));
         put(dir.path(), "a.yaml", FULL);
         put(dir.path(), "b.yaml", "nothing");
-        let findings =
-            run(&dir.path().join("a.yaml"), &RecordLimits::DEFAULT, false, &mut Vec::new(), &mut Vec::new());
+        let findings = run(
+            &dir.path().join("a.yaml"),
+            &RecordLimits::DEFAULT,
+            HUB,
+            false,
+            &mut Vec::new(),
+            &mut Vec::new(),
+        );
         assert_eq!(findings.expect("the file can be read").good, 1);
         assert!(
-            run(&dir.path().join("none"), &RecordLimits::DEFAULT, false, &mut Vec::new(), &mut Vec::new())
-                .is_err()
+            run(
+                &dir.path().join("none"),
+                &RecordLimits::DEFAULT,
+                HUB,
+                false,
+                &mut Vec::new(),
+                &mut Vec::new()
+            )
+            .is_err()
         );
     }
 
@@ -590,7 +656,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
         put(dir.path(), "a.yaml", &FULL.replacen("{role: web}", "{a: x, b: xx}", 1));
         for (metadata_keys, metadata_chars, good) in [(2, 2, 1), (1, 2, 0), (2, 1, 0)] {
             let limits = RecordLimits { metadata_keys, metadata_chars, ..RecordLimits::DEFAULT };
-            let findings = run(dir.path(), &limits, false, &mut Vec::new(), &mut Vec::new());
+            let findings = run(dir.path(), &limits, HUB, false, &mut Vec::new(), &mut Vec::new());
             assert_eq!(findings.expect("the directory can be read").good, good, "{limits:?}");
         }
     }
@@ -606,8 +672,8 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
         let good = other(UUID, "52:54:00:00:00:01", "tap0@vm").replacen("tap0@vm", "tap0, netns: vm", 1);
         put(dir.path(), "b.yaml", &good.replacen("absent_seed: 204", "dialects: [nocloud, nocloud]", 1));
         let mut out = Vec::new();
-        let findings =
-            run_json(dir.path(), &RecordLimits::DEFAULT, false, &mut out).expect("the directory can be read");
+        let findings = run_json(dir.path(), &RecordLimits::DEFAULT, HUB, false, &mut out)
+            .expect("the directory can be read");
         assert_eq!((findings.good, findings.errors), (1, 1));
         let found: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
         assert_eq!(
@@ -636,7 +702,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
         assert!(dialects.contains(&dialect), "{good}");
         assert_eq!(good.get("paths"), None);
         let mut out = Vec::new();
-        run_json(dir.path(), &RecordLimits::DEFAULT, true, &mut out).expect("the directory can be read");
+        run_json(dir.path(), &RecordLimits::DEFAULT, HUB, true, &mut out).expect("the directory can be read");
         let found: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
         let rows = found["records"][1]["paths"].as_array().expect("rows");
         assert!(rows.iter().any(|row| row["path"] == "/v1/user-data" && row["status"] == 200), "{found}");
@@ -651,7 +717,6 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
         for (text, field, words) in [
             (without, "network", "no NIC"),
             (base.replacen("ssh-ed25519 AAAAC3", "hello AAAAC3", 1), "ssh_keys[0].key", "not a public key"),
-            (base.replacen("ifname: tap0", "ifname: lo", 1), "network.nics[0].port.ifname", "loopback"),
         ] {
             let (findings, _, err) = checked(&[("a.yaml", text)]);
             assert_eq!((findings.good, findings.errors), (1, 0), "{err}");

@@ -200,6 +200,8 @@ impl HubDevices {
 
 /// The hubs' devices and their taps, removed on drop, and their namespace: the agent's own.
 pub(super) struct HubGuard {
+    /// What the devices' names begin with.
+    prefix: String,
     devices: Vec<HubDevices>,
     taps: Vec<HubTaps>,
     home: Arc<Netns>,
@@ -209,7 +211,8 @@ impl HubGuard {
     /// Makes the devices of all hubs in the agent's own namespace. After an error nothing remains.
     /// The tap for long frames needs a classifier, so it is made only if the kernel `has_tcx`.
     pub(super) fn create(home: &Arc<Netns>, config: &SteerConfig, has_tcx: bool) -> Result<Self, SteerError> {
-        let mut guard = Self { devices: Vec::new(), taps: Vec::new(), home: Arc::clone(home) };
+        let (prefix, devices, taps) = (config.hub.clone(), Vec::new(), Vec::new());
+        let mut guard = Self { prefix, devices, taps, home: Arc::clone(home) };
         home.run(|| guard.create_inside(config, has_tcx))?;
         Ok(guard)
     }
@@ -458,6 +461,11 @@ impl Hubs {
     /// The agent's own namespace, which contains the hubs.
     pub(super) fn home(&self) -> &Home {
         &self.home
+    }
+
+    /// What the names of the hubs' devices begin with.
+    pub(super) fn prefix(&self) -> &str {
+        &self.devices.prefix
     }
 
     /// True for the index of a hub's device in the calling thread's namespace.

@@ -89,7 +89,7 @@ mod steering;
 mod takeover;
 mod trace;
 
-pub use attach::AttachmentFault;
+pub use attach::{AttachmentFault, check_port_name};
 pub use attachments::{
     AnswerPath, AttachmentCheck, Attachments, BUSY, BoundIdentity, CHECK_EVERY, CHECKED_AT_ONCE,
     LOOKS_AT_ONCE, QUIET, SWITCHES_AT_ONCE, SteeringProgram,
