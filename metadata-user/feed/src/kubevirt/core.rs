@@ -142,10 +142,12 @@ struct KnownVmi {
     /// When it lost its last origin.
     lost_at: Option<Instant>,
     instances: BTreeMap<PodUid, VmiInstance>,
-    /// Pods that it names and that are another VMI's.
-    contested: BTreeSet<PodUid>,
-    /// A version was refused under the VMI's key, and not by one of its instances.
-    is_refused: bool,
+    /// Why the newest version is not `vmi`, if it was refused as a whole.
+    version_fault: Option<String>,
+    /// Pods that it names and that are another VMI's, with the reason why each is refused.
+    contested: BTreeMap<PodUid, String>,
+    /// What was last published under the VMI's key of these two. Its instances publish there what they lack.
+    refusal: Option<String>,
 }
 
 impl VmiOrigin {
@@ -173,6 +175,18 @@ impl KnownVmi {
     /// True if a watch has a VMI of this UID.
     fn is_watched_as(&self, vmi: &Vmi) -> bool {
         self.vmi.metadata.uid == vmi.metadata.uid && self.origins.iter().any(VmiOrigin::is_a_watch)
+    }
+
+    /// The instance whose events have this key, unless it has ended.
+    fn named(&self, key: &str) -> Option<&VmiInstance> {
+        self.instances.values().find(|instance| instance.key == key && !instance.has_ended())
+    }
+
+    /// What of it is refused apart from its instances.
+    fn faults(&self) -> Option<String> {
+        let faults = self.version_fault.iter().chain(self.contested.values()).map(String::as_str);
+        let faults: Vec<_> = faults.collect();
+        (!faults.is_empty()).then(|| faults.join("; "))
     }
 }
 
@@ -261,15 +275,14 @@ impl Core {
         }
         let bytes = vmi.bytes();
         if let Err(error) = self.shares.bytes.replace(&tenant, former.unwrap_or_default(), bytes) {
-            match self.vmis.get_mut(&key) {
-                Some(known) => known.is_refused = true,
-                None => self.shares.vmis.release(&tenant, 1),
+            if former.is_none() {
+                self.shares.vmis.release(&tenant, 1);
             }
             let reason = format!(
                 "the VMI has {bytes} bytes, which is too much for this node: {error}; a version that is served stays. \
                  Put user-data into a Secret"
             );
-            return self.emit(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
+            return self.refuse_version(&key, reason);
         }
         let known = self.vmis.entry(key.clone()).or_insert_with(|| KnownVmi {
             vmi: Arc::default(),
@@ -279,9 +292,11 @@ impl Core {
             ran: false,
             lost_at: None,
             instances: BTreeMap::new(),
-            contested: BTreeSet::new(),
-            is_refused: false,
+            version_fault: None,
+            contested: BTreeMap::new(),
+            refusal: None,
         });
+        known.version_fault = None;
         if *known.vmi != vmi {
             self.changed = true;
             known.vmi = Arc::new(vmi);
@@ -296,13 +311,18 @@ impl Core {
 
     /// Reports a VMI that cannot be decoded. Its last published state stays.
     pub fn unreadable(&mut self, key: &str, error: &VmiError) {
-        if let Some(known) = self.vmis.get_mut(key) {
-            known.is_refused = true;
-        }
-        self.emit(FeedEvent::Rejected {
-            key: key.to_owned(),
-            error: FeedError::Vm { reason: error.to_string() },
-        });
+        self.refuse_version(key, error.to_string());
+    }
+
+    /// Refuses the newest version of a VMI. The version before, if there is one, stays.
+    fn refuse_version(&mut self, key: &str, reason: String) {
+        let Some(known) = self.vmis.get_mut(key) else {
+            let (key, error) = (key.to_owned(), FeedError::Vm { reason });
+            return self.emit(FeedEvent::Rejected { key, error });
+        };
+        known.version_fault = Some(reason);
+        known.refusal = known.faults();
+        self.publish_refusal(key);
     }
 
     /// Handles a VMI that has left a watch.
@@ -479,17 +499,15 @@ impl Core {
             }
         }
         if let Some(known) = self.vmis.get_mut(key) {
-            known.contested.retain(|uid| pods.contains(uid));
-            if known.contested.is_empty() {
-                self.retract(key);
-            }
+            known.contested.retain(|uid, _| pods.contains(uid));
+            self.settle_refusal(key);
         }
         for uid in &pods {
             self.refresh(key, uid, now);
         }
     }
 
-    /// Returns whether a pod belongs to another VMI, and reports that once. The VMI that named a pod first keeps it,
+    /// Returns whether a pod belongs to another VMI, and notes that. The VMI that named a pod first keeps it,
     /// whatever its name.
     fn contest(&mut self, key: &str, uid: &PodUid) -> bool {
         let Some(known) = self.vmis.get_mut(key) else { return false };
@@ -497,12 +515,8 @@ impl Core {
             known.contested.remove(uid);
             return false;
         };
-        if known.contested.insert(uid.clone()) {
-            known.is_refused = true;
-            let reason = format!("pod `{uid}` already belongs to the VMI {holder}");
-            let (key, error) = (key.to_owned(), FeedError::Vm { reason });
-            self.actions.push(Action::Publish(FeedEvent::Rejected { key, error }));
-        }
+        let reason = format!("pod `{uid}` already belongs to the VMI {holder}");
+        known.contested.insert(uid.clone(), reason);
         true
     }
 
@@ -642,12 +656,19 @@ impl Core {
         if let Some(FeedEvent::Upsert { .. }) = &event {
             self.generation += 1;
         }
+        let clears_refusal = matches!(event, Some(FeedEvent::Upsert { .. } | FeedEvent::Remove { .. }));
         self.actions.extend(event.map(Action::Publish));
-        self.report_problems(key, uid, now);
+        self.report_problems_after(key, uid, clears_refusal, now);
     }
 
     /// Reports an instance's problems, or that none are left.
     fn report_problems(&mut self, key: &str, uid: &PodUid, now: Instant) {
+        self.report_problems_after(key, uid, false, now);
+    }
+
+    /// Like [`report_problems`](Self::report_problems). `clears_refusal` is true after an event of the instance by
+    /// which the registry drops what is refused under its key.
+    fn report_problems_after(&mut self, key: &str, uid: &PodUid, clears_refusal: bool, now: Instant) {
         let Some(known) = self.vmis.get_mut(key) else { return };
         let Some(instance) = known.instances.get_mut(uid).filter(|instance| !instance.has_ended()) else {
             return;
@@ -663,19 +684,41 @@ impl Core {
         if let Some(due) = instance.note(service, now) {
             self.timers.insert((due, key.to_owned()));
         }
-        self.actions.extend(instance.complain(now >= due));
+        let complaint = instance.complain(now >= due);
+        let clears_refusal = (clears_refusal || complaint.is_some()) && instance.key == key;
+        self.actions.extend(complaint);
         self.actions.extend(instance.report(&known.vmi, service, now).map(Action::Report));
+        if clears_refusal {
+            self.publish_refusal(key);
+        }
     }
 
-    /// Takes back that a version was refused under the VMI's key.
-    fn retract(&mut self, key: &str) {
+    /// Publishes what is refused under the VMI's key, or takes it back, if that has changed.
+    fn settle_refusal(&mut self, key: &str) {
         let Some(known) = self.vmis.get_mut(key) else { return };
-        if std::mem::take(&mut known.is_refused) {
-            let instance = known.instances.values().find(|instance| instance.key == key);
-            let event =
-                instance.map_or_else(|| FeedEvent::Remove { key: key.to_owned() }, VmiInstance::published);
-            self.emit(event);
+        let refusal = known.faults();
+        if known.refusal == refusal {
+            return;
         }
+        known.refusal = refusal;
+        if known.refusal.is_some() {
+            return self.publish_refusal(key);
+        }
+        let removed = || FeedEvent::Remove { key: key.to_owned() };
+        let event = known.named(key).map_or_else(removed, VmiInstance::published);
+        self.emit(event);
+    }
+
+    /// Publishes what is refused under the VMI's key, if anything is, with what its instance of that key lacks: the
+    /// registry keeps one reason for each key.
+    fn publish_refusal(&mut self, key: &str) {
+        let Some(known) = self.vmis.get(key) else { return };
+        let Some(refusal) = known.refusal.as_deref() else { return };
+        let reason = match known.named(key).and_then(VmiInstance::complaint) {
+            Some(complaint) => format!("{refusal}; {complaint}"),
+            None => refusal.to_owned(),
+        };
+        self.emit(FeedEvent::Rejected { key: key.to_owned(), error: FeedError::Vm { reason } });
     }
 
     fn drop_vmi(&mut self, key: &str) {
@@ -684,7 +727,10 @@ impl Core {
         for uid in &uids {
             self.remove_instance(key, uid);
         }
-        self.retract(key);
+        if let Some(known) = self.vmis.get_mut(key) {
+            (known.version_fault, known.contested) = (None, BTreeMap::new());
+            self.settle_refusal(key);
+        }
         let Some(known) = self.vmis.remove(key) else { return };
         self.changed = true;
         self.shares.vmis.release(&known.tenant, 1);

@@ -251,6 +251,11 @@ impl VmiInstance {
         }
     }
 
+    /// The problems last published, unless a later event has taken them back.
+    pub(super) fn complaint(&self) -> Option<&str> {
+        self.complaint.as_ref().map(|complaint| complaint.text.as_str())
+    }
+
     /// Publishes problems that changed, or that none are left. Problems that may pass by themselves count only if `all`
     /// is set.
     pub(super) fn complain(&mut self, all: bool) -> Option<Action> {

@@ -17,7 +17,7 @@ use crate::kubevirt::translate::VolumeFiles;
 use crate::kubevirt::{KubevirtOptions, Passt, Vmi};
 use crate::memory_budget::MemoryBudget;
 use crate::pods::{Pod, PodEvent, PodNic, PodUid, PodsError, Tap, TapKind};
-use crate::registry::RecordId;
+use crate::registry::{RecordId, Registry};
 use crate::source::ServingState;
 use crate::{FeedError, FeedEvent, pods};
 
@@ -827,6 +827,69 @@ fn a_pod_stays_with_the_vmi_that_named_it_first_whatever_the_others_name() {
     }
     assert_eq!(story.pod("p", PodEvent::Files { volume: "any".into() }), NOTHING);
     assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"], "the holder's, not the other's");
+}
+
+/// Passes what the story has published to a registry. Returns why the VMI is refused there.
+fn refused(story: &mut Story, registry: &mut Registry) -> Option<String> {
+    for action in story.all_actions() {
+        if let Action::Publish(event) = action {
+            registry.apply(RecordSource::Kubevirt, event);
+        }
+    }
+    registry.refusal(&RecordId::new(RecordSource::Kubevirt, "shop/web")).map(str::to_owned)
+}
+
+/// The newest version of the VMI cannot be decoded.
+fn unreadable(story: &mut Story) {
+    story.core.unreadable("shop/web", &Vmi::read(b"[]").expect_err("no VMI"));
+}
+
+#[test]
+fn a_refused_version_stays_refused_when_a_secret_of_the_one_before_changes() {
+    let refusals: [(&str, fn(&mut Story)); 2] = [
+        ("unreadable", unreadable),
+        ("too large", |story| {
+            let mut large = secretive(&["p"]);
+            large["metadata"]["annotations"] = json!({"note": "x".repeat(VMIS_BYTES)});
+            story.core.applied(VmiOrigin::Here, Vmi::from_value(large).expect("a VMI"), story.now);
+        }),
+    ];
+    let id = RecordId::new(RecordSource::Kubevirt, "shop/web");
+    let uid: PodUid = "p".parse().expect("a uid");
+    let readable = || Vmi::from_value(secretive(&["p"])).expect("a VMI");
+    for (what, refuse) in refusals {
+        let (mut story, mut registry) = (Story::begin(), Registry::default());
+        story.put("p", "ci-udata", "userdata", "#one\n");
+        story.core.applied(VmiOrigin::Here, readable(), story.now);
+        story.core.pod(&uid, PodEvent::Found(pod("p", 42)), story.now);
+        assert_eq!(refused(&mut story, &mut registry), None, "{what}");
+        refuse(&mut story);
+        let reason = refused(&mut story, &mut registry);
+        assert!(reason.is_some(), "{what}");
+        for (text, generation) in [("#two\n", 102), ("#three\n", 103)] {
+            story.put("p", "ci-udata", "userdata", text);
+            story.core.pod(&uid, PodEvent::Files { volume: "ci-udata".into() }, story.now);
+            assert_eq!(refused(&mut story, &mut registry), reason, "{what}");
+            assert_eq!(registry.record(&id).expect("a record").generation, generation, "{what}");
+        }
+        story.core.applied(VmiOrigin::Here, readable(), story.now);
+        assert_eq!(refused(&mut story, &mut registry), None, "{what}: it is readable again");
+    }
+}
+
+#[test]
+fn a_refused_version_is_named_beside_what_the_one_before_lacks() {
+    let fast = [json!({"name": "fast", "sriov": {}})];
+    let in_part = || Vmi::from_value(vmi_beside(&fast, json!({"userData": "#one\n"}))).expect("a VMI");
+    let (mut story, mut registry) = (Story::begin(), Registry::default());
+    story.core.applied(VmiOrigin::Here, in_part(), story.now);
+    story.core.pod(&"p".parse().expect("a uid"), PodEvent::Found(pod("p", 42)), story.now);
+    let lacks = refused(&mut story, &mut registry).expect("it is served in part");
+    unreadable(&mut story);
+    let both = refused(&mut story, &mut registry).expect("it is refused");
+    assert!(both.ends_with(&format!("; {lacks}")), "{both}");
+    story.core.applied(VmiOrigin::Here, in_part(), story.now);
+    assert_eq!(refused(&mut story, &mut registry), Some(lacks), "it is readable again");
 }
 
 #[test]
