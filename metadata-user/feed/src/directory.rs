@@ -160,6 +160,12 @@ async fn watch_content(
     Ok(())
 }
 
+/// Says that a record lacks a credential, in the status and in `doctor`.
+#[must_use]
+pub fn lacking_credential(record: &str, reason: &str) -> String {
+    format!("{record}: the VM gets no credential: {reason}")
+}
+
 /// Most records whose missing credentials are reported one by one.
 const LACKING_LISTED: usize = 8;
 
@@ -390,7 +396,7 @@ impl Directory {
     fn report_lacking(&self) {
         let lacking = self.known.iter().filter(|(_, known)| !known.lacking.is_empty());
         let lines = lacking.clone().take(LACKING_LISTED).flat_map(|(name, known)| {
-            known.lacking.iter().map(move |reason| format!("{name}: the VM gets no credential: {reason}"))
+            known.lacking.iter().map(move |reason| lacking_credential(name, reason))
         });
         let mut lines: Vec<_> = lines.collect();
         if let more @ 1.. = lacking.count().saturating_sub(LACKING_LISTED) {

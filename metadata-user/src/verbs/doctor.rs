@@ -72,12 +72,8 @@ fn checks(question: &DoctorRequest) -> Vec<Check> {
     }
     // Without a usable configuration, the other checks use the default configuration.
     let config = question.config.as_ref().ok().cloned().unwrap_or_default();
-    // What it names is then unknown, and not absent.
-    let is_known = |check: &Check| question.config.is_ok() || !checks::is_of_named(check.name);
-    checks.extend(
-        checks::all(&gather::facts(&config, question.file.as_deref(), process)).into_iter().filter(is_known),
-    );
-    checks
+    let facts = gather::facts(&config, question.file.as_deref(), process);
+    checks::all(checks, &facts, question.config.is_ok())
 }
 
 /// Runs all checks and prints their results.

@@ -51,20 +51,24 @@ pub(super) fn configuration(question: &DoctorRequest) -> Check {
 }
 
 /// True for the checks of files and devices that the configuration names.
-pub(super) fn is_of_named(check: &str) -> bool {
+fn is_of_named(check: &str) -> bool {
     ["directory", "pins", "port", "records"].contains(&check.split('.').next().unwrap_or_default())
 }
 
-/// Runs all checks of facts. A check comes after the checks that it depends on.
-pub(super) fn all(facts: &Facts) -> Vec<Check> {
-    let mut checks = kernel::checks(facts);
-    checks.extend(privilege::checks(facts));
-    checks.extend(room::checks(facts));
-    checks.extend(guest_checks(facts));
-    checks.extend(node::checks(facts));
-    checks.extend(facts.sources.iter().cloned());
-    checks.extend(identity_checks(facts));
-    checks.extend(port::checks(facts));
+/// Adds all checks of facts to those of the configuration, which come first. A check comes after the checks that it
+/// depends on. What an unusable configuration names is unknown, and not absent: its checks are left out.
+pub(super) fn all(of_configuration: Vec<Check>, facts: &Facts, is_usable: bool) -> Vec<Check> {
+    let mut of_facts = kernel::checks(facts);
+    of_facts.extend(privilege::checks(facts));
+    of_facts.extend(room::checks(facts));
+    of_facts.extend(guest_checks(facts));
+    of_facts.extend(node::checks(facts));
+    of_facts.extend(facts.sources.iter().cloned());
+    of_facts.extend(identity_checks(facts));
+    of_facts.extend(port::checks(facts));
+    let mut checks = of_configuration;
+    checks.extend(of_facts.into_iter().filter(|check| is_usable || !is_of_named(check.name)));
+    // The running agent reports faults of its configuration too.
     checks.extend(node::problems(&facts.node, &checks));
     checks
 }

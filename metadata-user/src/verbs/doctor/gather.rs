@@ -257,7 +257,7 @@ fn named_ports(config: &Config) -> (Option<RecordFacts>, BTreeSet<PortName>) {
         for name in names.iter().take(directory::MAX_RECORDS) {
             let Some(loaded) = directory::load(&dir, name, &config.record_limits()) else { continue };
             records.count += 1;
-            let lacking = loaded.lacking.iter().map(|reason| format!("{name}: {reason}"));
+            let lacking = loaded.lacking.iter().map(|reason| directory::lacking_credential(name, reason));
             records.lacking.extend(lacking.take(REFUSED_TOLD - records.lacking.len()));
             let open = loaded.open_files.into_iter().take(REFUSED_TOLD - records.open_files.len());
             records.open_files.extend(open);

@@ -193,17 +193,19 @@ pub(super) fn problems(node: &NodeFacts, others: &[Check]) -> Vec<Check> {
     listed.chain(more.as_deref()).map(problem).collect()
 }
 
-/// Whether another check reports the cause of a problem: both are about one path, or the problem quotes what the check
-/// found or names the setting that it checks.
+/// Whether another check reports the cause of a problem: the problem names the path that the check is about, quotes
+/// what it found, or names the setting that it checks.
 fn is_told(problem: &str, others: &[Check]) -> bool {
-    let path = |text: &str| {
-        let first = text.split_whitespace().next()?.trim_end_matches(':').to_owned();
-        first.starts_with('/').then_some(first)
-    };
+    fn paths(text: &str) -> impl Iterator<Item = &str> {
+        let words = text.split_whitespace().map(|word| word.trim_end_matches([':', ',', ';']));
+        words.filter(|word| word.starts_with('/'))
+    }
+    // A finding begins with the path that it is about.
+    let about = |found: &str| paths(found).next().filter(|path| found.starts_with(*path)).map(str::to_owned);
     others.iter().filter(|check| check.status != CheckStatus::Ok).any(|check| {
         problem.contains(&check.found)
             || problem.contains(&format!("`{}`", check.name))
-            || path(problem).is_some_and(|about| path(&check.found) == Some(about))
+            || about(&check.found).is_some_and(|about| paths(problem).any(|path| path == about))
     })
 }
 

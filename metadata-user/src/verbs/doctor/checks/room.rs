@@ -407,7 +407,7 @@ fn files(records: &RecordFacts) -> Vec<Check> {
     let lacking = records.lacking.iter().map(|reason| {
         Check::warn(
             "records.credentials",
-            format!("a VM gets no credential: {reason}"),
+            reason.clone(),
             "a credential that can be read",
             "Write the file again; the agent reads it again when it changes",
         )

@@ -5,9 +5,9 @@ use super::super::super::facts::{
     RecordFacts,
 };
 use super::super::super::{Check, CheckStatus};
-use super::super::all;
-use super::{directory, healthy, judge, program, refused, room, the_tap, wrong};
+use super::{all, directory, healthy, judge, program, refused, room, the_tap, wrong};
 use metadata_control::status::{AttachmentStatus, ExpectedMac, MacMismatch, RefusedRecord};
+use metadata_feed::directory::lacking_credential;
 use metadata_steer::SteeringMode;
 use metadata_steer::probe::{AddressUse, DeviceLocation, Filter, PinnedLink, ProbeError, Search};
 
@@ -185,10 +185,13 @@ fn directories_of_pins_and_files_are_checked() {
         ),
         (
             "a credential that cannot be read",
-            |f| f.records.as_mut().expect("some").lacking = vec!["a.yaml: /r/a.iam: expected JSON".into()],
+            |f| {
+                let lacking = lacking_credential("a.yaml", "/r/a.iam: expected JSON");
+                f.records.as_mut().expect("some").lacking = vec![lacking];
+            },
             "records.credentials",
             Warn,
-            &["gets no credential: a.yaml: /r/a.iam"],
+            &["a.yaml: the VM gets no credential: /r/a.iam: expected JSON"],
         ),
         (
             "a record that every user can read",
@@ -215,6 +218,64 @@ fn directories_of_pins_and_files_are_checked() {
     (facts.records, facts.wanted.feeds) = (None, vec!["the API"]);
     facts.ports.clear();
     assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "records come from the API");
+}
+
+#[test]
+fn a_fault_that_the_running_agent_reports_too_is_shown_once() {
+    let restart = "the agent would not start again with the configuration of the last reload";
+    let of_configuration = |name, found: &str| vec![Check::fail(name, found, "it", "Correct it")];
+    let audit = "cannot write the audit log /no/audit.log: there is no such directory";
+    let key = "expected /etc/key to be accessible only to its owner, found mode 0644; run chmod 0600 on it";
+    type Case = (&'static str, Vec<Check>, fn(&mut Facts), String, &'static str);
+    let cases: [Case; 5] = [
+        (
+            "a refusal of the configuration that was reloaded",
+            of_configuration("audit", audit),
+            |_| (),
+            format!("{restart}: {audit}; expected a file that the agent can write. Make its directory"),
+            "audit",
+        ),
+        (
+            "a file of token keys that others may read",
+            of_configuration("token_key", key),
+            |_| (),
+            format!("the token key stays unchanged: {key}"),
+            "token_key",
+        ),
+        (
+            "a state directory on a read-only file system",
+            Vec::new(),
+            |f| f.directories[1].1.file_system.as_mut().expect("a file system").read_only = true,
+            "the state directory /some/directory is on a read-only file system: registrations are refused".into(),
+            "directory",
+        ),
+        (
+            "a directory of records that a reload did not find",
+            Vec::new(),
+            |f| f.directories[0].1.found = Ok(None),
+            "the configuration was refused at the last reload, and stays unchanged: cannot read /some/directory: gone"
+                .into(),
+            "directory",
+        ),
+        (
+            "a credential that cannot be read",
+            Vec::new(),
+            |f| {
+                let lacking = lacking_credential("a.yaml", "/r/a.iam: expected JSON");
+                f.records.as_mut().expect("some").lacking = vec![lacking];
+            },
+            lacking_credential("a.yaml", "/r/a.iam: expected JSON"),
+            "records.credentials",
+        ),
+    ];
+    for (what, of_configuration, spoil, problem, name) in cases {
+        let mut facts = healthy();
+        spoil(&mut facts);
+        facts.node.problems = vec![problem, "another fault of /some/file".into()];
+        let checks = super::super::all(of_configuration, &facts, true);
+        let found: Vec<_> = wrong(&checks).iter().map(|check| check.name).collect();
+        assert_eq!(found, [name, "agent.problems"], "{what}: {checks:#?}");
+    }
 }
 
 fn refusal(record: &str) -> RefusedRecord {
