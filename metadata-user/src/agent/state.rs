@@ -87,19 +87,16 @@ struct GivenKey {
 impl GivenKey {
     /// Reads the keys again.
     fn follow(&mut self, keyring: &Keyring) {
-        let path = self.path.display();
         let problem = match token_file::follow(keyring, &self.path) {
             Ok(true) => {
                 if !std::mem::replace(&mut self.is_used, true) {
+                    let path = self.path.display();
                     info!(file = %path, "the file of `token_key` is there: its keys are used from now on");
                 }
                 None
             }
-            Ok(false) => self.is_used.then(|| {
-                format!(
-                    "{path}, the file of `token_key`, is missing: restore it before this agent is restarted"
-                )
-            }),
+            // That it is not there yet was logged at the start.
+            Ok(false) => self.is_used.then(|| token_file::missing(&self.path, true)),
             Err(error) => Some(error.to_string()),
         };
         if let Some(problem) = problem.as_ref().filter(|problem| self.problem.as_ref() != Some(problem)) {
@@ -161,7 +158,7 @@ impl BackgroundTasks {
 fn given(path: &Path) -> anyhow::Result<Option<Keyring>> {
     let keyring = token_file::given(path).context("reading `token_key` of the configuration")?;
     if keyring.is_none() {
-        info!(file = %path.display(), "the file of `token_key` does not exist yet: using a key of this node");
+        warn!("{}", token_file::missing(path, false));
     }
     Ok(keyring)
 }
@@ -495,7 +492,8 @@ fn warn_of<T>(result: Result<T, mailboxes::MailboxError>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{MessageLoss, RECENT_LOSS, SinkCounts, lost_messages, read_only};
+    use super::{MessageLoss, RECENT_LOSS, SinkCounts, given, lost_messages, read_only};
+    use crate::logging::LogCollector;
     use std::time::Instant;
 
     #[test]
@@ -511,6 +509,22 @@ mod tests {
         if let Some(problem) = found.and_then(|path| read_only(path.as_ref())) {
             assert!(problem.contains("read-only") && problem.contains("make it writable"), "{problem}");
         }
+    }
+
+    #[test]
+    fn a_file_of_token_keys_that_is_not_there_at_the_start_is_a_warning() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("token.key");
+        let log = LogCollector::default();
+        let writer = log.clone();
+        let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let keys = tracing::subscriber::with_default(lines, || given(&path)).expect("no error");
+        let text = log.text();
+        assert!(keys.is_none() && text.contains("WARN"), "{text}");
+        assert!(
+            text.contains(&format!("{}, the file of `token_key`, does not exist", path.display())),
+            "{text}"
+        );
     }
 
     #[test]

@@ -141,6 +141,22 @@ pub fn given(path: &Path) -> Result<Option<Keyring>, TokenKeyError> {
     Ok(read(path, KeyFile::Given)?.map(Keyring::with))
 }
 
+/// What the log, the status and `doctor` say of a file of keys that operators maintain and that does not exist. If its
+/// keys are in use, that is a problem, because the next start would be without them. Until it exists, each node has a
+/// key of its own, which ends only the tokens of VMs that migrate: that is a warning.
+#[must_use]
+pub fn missing(path: &Path, is_used: bool) -> String {
+    let path = path.display();
+    if is_used {
+        format!("{path}, the file of `token_key`, is missing: restore it before this agent is restarted")
+    } else {
+        format!(
+            "{path}, the file of `token_key`, does not exist: the agent uses a key of this node, so a session token \
+             ends when its VM migrates"
+        )
+    }
+}
+
 /// Checks the agent's own keys without changing them. A missing file is not a fault.
 ///
 /// # Errors

@@ -78,7 +78,7 @@ pub struct ConfigFacts {
     pub feeds: Vec<&'static str>,
     /// Whether taps without a record are closed too (`guard: all`).
     pub guards_all: bool,
-    /// The configured file of token keys, if the agent starts without it because it does not exist.
+    /// The configured file of token keys, if it does not exist.
     pub missing_token_key: Option<PathBuf>,
 }
 

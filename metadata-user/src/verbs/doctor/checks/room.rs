@@ -4,6 +4,7 @@ use super::super::{Check, CheckStatus, Directory, ExposedFile, Facts, FileSystem
 use super::count;
 use crate::config::Config;
 use metadata_common::run::{UNIT_HIDES, UNIT_WRITES, is_home};
+use metadata_feed::state::token_file;
 use metadata_steer::{PINS_VERSION, is_pins_version};
 
 /// Free space, in bytes, below which the check fails.
@@ -123,14 +124,15 @@ fn exposed(exposed: &ExposedFile) -> Check {
     check.of(directory.display())
 }
 
-/// Checks the file of token keys that the nodes share. Without it the agent makes a key of its own.
+/// Checks the file of token keys that the nodes share. Only the running agent knows whether it uses keys of a file that
+/// has gone.
 fn token_key(facts: &Facts) -> Option<Check> {
-    let path = facts.wanted.missing_token_key.as_ref()?.display();
+    let path = facts.wanted.missing_token_key.as_ref()?;
+    let gone = token_file::missing(path, true);
+    let is_gone = facts.node.problems.iter().any(|problem| problem.contains(&gone));
     Some(Check::warn(
         "token_key",
-        format!(
-            "{path} does not exist: the agent uses a key of this node, so a session token ends when its VM migrates"
-        ),
+        if is_gone { gone } else { token_file::missing(path, false) },
         "the file of token keys that all nodes have",
         "Correct `token_key`, or put the file there (`xdp-imds token-key` makes one for all nodes); the agent takes it within a minute",
     ))

@@ -8,6 +8,7 @@ use super::super::super::{Check, CheckStatus};
 use super::{all, directory, healthy, judge, program, refused, room, the_tap, wrong};
 use metadata_control::status::{AttachmentStatus, ExpectedMac, MacMismatch, RefusedRecord};
 use metadata_feed::directory::lacking_credential;
+use metadata_feed::state::token_file;
 use metadata_steer::SteeringMode;
 use metadata_steer::probe::{AddressUse, DeviceLocation, Filter, PinnedLink, ProbeError, Search};
 
@@ -402,7 +403,18 @@ fn the_node_is_checked() {
             |f| f.wanted.missing_token_key = Some("/nope".into()),
             "token_key",
             Warn,
-            &["/nope does not exist", "migrates", "Correct `token_key`"],
+            &["/nope, the file of `token_key`, does not exist", "migrates", "Correct `token_key`"],
+        ),
+        (
+            "a file of token keys that has gone while the running agent uses its keys",
+            |f| {
+                f.wanted.missing_token_key = Some("/nope".into());
+                let gone = token_file::missing("/nope".as_ref(), true);
+                f.node.problems = vec![format!("the token key stays unchanged: {gone}")];
+            },
+            "token_key",
+            Warn,
+            &["/nope, the file of `token_key`, is missing: restore it", "put the file there"],
         ),
         (
             "a guest with a MAC other than its record's",
