@@ -663,6 +663,13 @@ fn doctor_sees_ports_and_datasources_of_the_records_that_only_the_agent_has() {
     let remedy = format!("Write `port: {{ifname: {name}, netns: {}}}`", pod.name());
     assert!(code == 1 && port.contains(&remedy), "{text}");
     assert!(line("ok    guests openstack").contains("one record"), "{text}");
+    // Beside the agent, other records are checked alone.
+    let other = tempfile::tempdir().expect("a directory");
+    let shown = other.path().display().to_string();
+    let (_, text) = node.command(&["doctor", "--no-pins", "--records", &shown]);
+    let agent = text.lines().find(|line| line.starts_with("ok    agent: ")).unwrap_or_default();
+    assert!(agent.contains(&format!("{shown} is checked here")), "{text}");
+    assert!(!text.contains(&name) && !text.contains("guests openstack"), "{text}");
 }
 
 #[privileged::test]

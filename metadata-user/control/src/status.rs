@@ -54,6 +54,9 @@ pub struct AgentStatus {
     /// The directory of pinned programs and maps; `None` if the agent pins nothing.
     #[serde(default)]
     pub pins: Option<PathBuf>,
+    /// The directory of records that the agent reads, an absolute path; `None` if it reads none.
+    #[serde(default)]
+    pub records: Option<PathBuf>,
     /// Seconds since it started.
     pub uptime: f64,
     /// `/healthz` reports success.

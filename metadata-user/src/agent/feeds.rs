@@ -64,6 +64,7 @@ impl Feeds {
             let is_in_snapshot = in_snapshot.contains(&source.kind());
             services.extend(feeds.run(config, &**source, (is_in_snapshot, is_in_snapshot), &mut host));
         }
+        host.reporter.set_records(config.records.as_deref());
         host.reporter.set_sources(sources);
         (feeds, services)
     }
@@ -113,6 +114,7 @@ impl Feeds {
 
     /// Reads again the sources that a reload concerns. Returns those that are no longer configured.
     pub(super) fn restart(&mut self, config: &Config, mut host: FeedHost<'_>) -> Vec<RecordSource> {
+        host.reporter.set_records(config.records.as_deref());
         let reread: Vec<_> = config.sources().into_iter().filter(|source| source.is_reread()).collect();
         for source in &reread {
             let settled = self.open.iter().all(|open| open.source != source.kind() || open.settled);

@@ -302,6 +302,7 @@ mod tests {
             version: "0.1.0".into(),
             pid: 42,
             pins: None,
+            records: None,
             uptime: 93_784.0,
             live: true,
             ready: true,

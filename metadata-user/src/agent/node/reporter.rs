@@ -4,7 +4,7 @@ mod top;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf, absolute};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -52,6 +52,8 @@ pub(crate) struct Reporter {
     /// What each worker has answered, in the order of the hubs.
     tallies: Vec<Arc<WorkerCounts>>,
     from_snapshot: bool,
+    /// The directory of records.
+    records: Option<PathBuf>,
     /// The configured sources of records.
     sources: Vec<Arc<dyn Source>>,
     /// The issuer of identity tokens and its keys, on a node that issues them.
@@ -76,6 +78,7 @@ impl Reporter {
             reloads: Reloads::default(),
             tallies,
             from_snapshot: false,
+            records: None,
             sources: Vec::new(),
             identity: None,
             outages: BTreeMap::new(),
@@ -87,6 +90,11 @@ impl Reporter {
     /// Sets whether records come from the snapshot because their source is unavailable.
     pub(crate) fn set_from_snapshot(&mut self, from_snapshot: bool) {
         self.from_snapshot = from_snapshot;
+    }
+
+    /// Sets the directory of records, which a reload may change.
+    pub(crate) fn set_records(&mut self, directory: Option<&Path>) {
+        self.records = directory.map(|path| absolute(path).unwrap_or_else(|_| path.to_owned()));
     }
 
     /// Sets the sources to report on.
@@ -130,6 +138,7 @@ impl Reporter {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             pins: steering.attachments().pins().map(Path::to_owned),
+            records: self.records.clone(),
             uptime: self.started.elapsed().as_secs_f64(),
             live: health.deadly().next().is_none(),
             ready: health.hindering().next().is_none(),

@@ -244,6 +244,9 @@ pub struct NodeFacts {
     pub agent: Option<u32>,
     /// The user ID of this process when it began to listen; `None` without one.
     pub agent_user: Option<u32>,
+    /// The directories of records, if the running agent reads another one than the configuration names. Nothing that
+    /// the agent says of its records, ports and guests is here then: it is about other VMs.
+    pub other_records: Option<OtherRecords>,
     /// The devices of hubs that are down, or do not have the MTU that the agent set.
     pub hub_down: Vec<String>,
     /// Why the running agent gave no status, and whether it is silent; `None` if it gave one, or if none runs.
@@ -261,7 +264,7 @@ pub struct NodeFacts {
     pub mac_mismatches: Vec<MacMismatch>,
     /// The ports that the running agent cannot serve, and its reasons.
     pub port_errors: Vec<(String, String)>,
-    /// The records that the running agent refuses, but for those of files, which [`RecordFacts`] has.
+    /// The records that the running agent refuses, those of files too.
     pub refused: Vec<RefusedRecord>,
     /// Records of all sources that the running agent does not serve because another has their MAC on their port, a
     /// sentence each.
@@ -281,6 +284,15 @@ impl Facts {
     pub fn user(&self) -> u32 {
         self.node.agent_user.unwrap_or(self.process.uid)
     }
+}
+
+/// A running agent has other records than those that are checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherRecords {
+    /// The directory that is checked.
+    pub checked: PathBuf,
+    /// The directory that the agent reads; `None` if it reads none.
+    pub read: Option<PathBuf>,
 }
 
 /// An agent that listens and gives no status.

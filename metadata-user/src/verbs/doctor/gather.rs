@@ -6,7 +6,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use metadata_common::port::PortName;
@@ -27,7 +27,8 @@ use rustix::process::{Resource, geteuid, getrlimit};
 
 use super::facts::{
     AgentSilence, Capabilities, ConfigFacts, Directory, ExposedFile, Facts, FileSystem, IdentityKeyFacts,
-    IssuerFacts, Kernel, NodeFacts, PathFacts, PinFacts, PortFacts, ProcessFacts, RecordFacts, Resources,
+    IssuerFacts, Kernel, NodeFacts, OtherRecords, PathFacts, PinFacts, PortFacts, ProcessFacts, RecordFacts,
+    Resources,
 };
 use crate::agent::preflight::RecordConflicts;
 use crate::config::{Config, IdentityConfig};
@@ -97,25 +98,22 @@ fn node(config: &Config) -> (NodeFacts, Vec<PortName>) {
         Some(Err(silence)) => (None, Some(silence)),
         None => (None, None),
     };
-    let served = status.as_ref().map(served_ports).unwrap_or_default();
+    let other_records = status.as_ref().and_then(|status| other_records(config, status));
+    let of_records = status.as_ref().filter(|_| other_records.is_none());
+    let served = of_records.map(served_ports).unwrap_or_default();
     let filter = fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
     let facts = NodeFacts {
         hub_down: probe::hub_devices_down(&config.hub, config.workers).unwrap_or_default(),
         silence,
-        datasources: status.as_ref().map(|status| status.datasources.clone()),
+        datasources: of_records.map(|status| status.datasources.clone()),
         libvirt: libvirt_too_old(),
         attachments: status.as_ref().map(|status| status.attachments.clone()),
-        port_errors: status.as_ref().map(port_errors).unwrap_or_default(),
-        // No file's name has a slash.
-        refused: status
-            .iter()
-            .flat_map(|status| &status.refused)
-            .filter(|one| one.record.contains('/'))
-            .cloned()
-            .collect(),
-        conflicts: status.as_ref().map_or_else(Vec::new, |status| status.conflicts.clone()),
+        port_errors: of_records.map(port_errors).unwrap_or_default(),
+        refused: of_records.map_or_else(Vec::new, |status| status.refused.clone()),
+        conflicts: of_records.map_or_else(Vec::new, |status| status.conflicts.clone()),
         problems: status.iter().flat_map(AgentStatus::other_problems).cloned().collect(),
-        mac_mismatches: status.map_or_else(Vec::new, |status| status.mac_mismatches),
+        mac_mismatches: of_records.map_or_else(Vec::new, |status| status.mac_mismatches.clone()),
+        other_records,
         hub: probe::hub_devices(&config.hub, config.workers),
         veth_full: probe::veth_full(&config.hub, config.workers).unwrap_or_default(),
         ring_full: config.pins.as_deref().map_or(0, probe::ring_full),
@@ -126,6 +124,15 @@ fn node(config: &Config) -> (NodeFacts, Vec<PortName>) {
         bridge_filter: filter.ok().map(|text| text.trim().to_owned()),
     };
     (facts, served)
+}
+
+/// The directories of records, if the agent reads another one than the configuration names.
+fn other_records(config: &Config, status: &AgentStatus) -> Option<OtherRecords> {
+    // Without a directory to check, nothing but the agent's own records is judged.
+    let checked = config.records.as_deref()?;
+    let whole = |path: &Path| path.canonicalize().or_else(|_| absolute(path)).unwrap_or_else(|_| path.into());
+    let is_same = status.records.as_deref().is_some_and(|read| whole(read) == whole(checked));
+    (!is_same).then(|| OtherRecords { checked: checked.into(), read: status.records.clone() })
 }
 
 /// Seconds of a day.
@@ -474,9 +481,10 @@ mod tests {
 
     use super::super::facts::ExposedFile;
     use super::{
-        Capabilities, EXPOSED_TOLD, ListeningProcess, agent, boot_time, capabilities, directory, exposed_in,
-        file_system, started,
+        AgentStatus, Capabilities, EXPOSED_TOLD, ListeningProcess, agent, boot_time, capabilities, directory,
+        exposed_in, file_system, other_records, started,
     };
+    use crate::config::Config;
 
     #[test]
     fn the_capability_sets_are_read_from_the_kernels_text() {
@@ -533,6 +541,28 @@ mod tests {
         let files = [("a", 0o644), ("b.yaml", 0o602), ("c", 0o660)].map(|(name, mode)| (name.into(), mode));
         assert_eq!(files.len(), EXPOSED_TOLD);
         assert_eq!(found, ExposedFile { directory: room.path().into(), files: files.into(), count: 4 });
+    }
+
+    #[test]
+    fn the_records_to_check_are_compared_with_those_that_the_agent_reads() {
+        let room = tempfile::tempdir().expect("a directory");
+        let (own, link, missing) =
+            (room.path().join("own"), room.path().join("link"), room.path().join("no"));
+        fs::create_dir(&own).expect("a directory");
+        std::os::unix::fs::symlink(&own, &link).expect("a link");
+        for (checked, read, is_other) in [
+            (None, Some(&own), false),
+            (Some(&own), Some(&own), false),
+            (Some(&link), Some(&own), false),
+            (Some(&missing), Some(&missing), false),
+            (Some(&missing), Some(&own), true),
+            (Some(&own), None, true),
+        ] {
+            let config = Config { records: checked.cloned(), ..Config::default() };
+            let status = AgentStatus { records: read.cloned(), ..AgentStatus::default() };
+            let found = other_records(&config, &status);
+            assert_eq!(found.is_some(), is_other, "{checked:?} {read:?}: {found:?}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use super::super::facts::AgentSilence;
+use super::super::facts::{AgentSilence, OtherRecords};
 use super::super::{Check, CheckStatus, Facts, NodeFacts};
 use super::count;
 use metadata_common::printable::counted;
@@ -23,8 +23,8 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks.extend(closed(facts));
     checks.extend(attachments(node));
     checks.extend(node.mac_mismatches.iter().map(mac_mismatch));
-    // The names of files have no source. The directory of records shows them.
-    let others = node.refused.iter().filter(|one| one.record.contains('/'));
+    // The names of files have no source and no slash. The directory of records shows them, if it is checked.
+    let others = node.refused.iter().filter(|one| facts.records.is_none() || one.record.contains('/'));
     checks.extend(others.map(refused));
     checks.extend(ring(node));
     checks.extend(namespaces(node));
@@ -52,7 +52,8 @@ fn agent(node: &NodeFacts) -> Check {
             name,
             format!(
                 "an agent (process {pid}) runs with this run directory; another takes over with `serve --takeover`, \
-                 or has its own --run, --pins and --hub"
+                 or has its own --run, --pins and --hub{}",
+                node.other_records.as_ref().map(with_other_records).unwrap_or_default()
             ),
         ),
         (None, Some(path)) => {
@@ -64,6 +65,19 @@ fn agent(node: &NodeFacts) -> Check {
         }
         (None, None) => Check::ok(name, "no agent runs with this run directory"),
     }
+}
+
+/// Says that the records of a running agent are not those that are checked.
+fn with_other_records(OtherRecords { checked, read }: &OtherRecords) -> String {
+    let read = match read {
+        Some(read) => format!("the records in {}", read.display()),
+        None => "no directory of records".into(),
+    };
+    format!(
+        ". It reads {read}, and {} is checked here: what it serves is left out. `xdp-imds doctor` with the agent's own \
+         configuration or options has that too",
+        checked.display()
+    )
 }
 
 /// Programs that outlived their agent keep the taps closed: guests get no answer until an agent runs.

@@ -116,6 +116,7 @@ fn healthy() -> Facts {
             veth_full: 0,
             hub_down: Vec::new(),
             silence: None,
+            other_records: None,
             datasources: None,
             libvirt: None,
             ring_full: 0,

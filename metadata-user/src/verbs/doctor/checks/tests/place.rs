@@ -1,8 +1,8 @@
 //! Tests the checks of directories, the node and ports.
 
 use super::super::super::facts::{
-    AgentSilence, Directory, ExposedFile, Facts, FileSystem, IdentityKeyFacts, PathFacts, PinFacts,
-    RecordFacts,
+    AgentSilence, Directory, ExposedFile, Facts, FileSystem, IdentityKeyFacts, OtherRecords, PathFacts,
+    PinFacts, RecordFacts,
 };
 use super::super::super::{Check, CheckStatus};
 use super::{all, directory, healthy, judge, program, refused, room, the_tap, wrong};
@@ -579,6 +579,40 @@ fn the_node_is_checked() {
         let mut facts = healthy();
         spoil(&mut facts);
         assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "{what}");
+    }
+}
+
+#[test]
+fn an_agent_with_other_records_than_those_checked_is_named_with_both() {
+    let checked = "/given/records.d";
+    for (read, says) in [
+        (None, "It reads no directory of records, and /given/records.d is checked here"),
+        (
+            Some("/own/records.d"),
+            "It reads the records in /own/records.d, and /given/records.d is checked here",
+        ),
+    ] {
+        let mut facts = healthy();
+        facts.node.agent = Some(42);
+        facts.node.other_records = Some(OtherRecords { checked: checked.into(), read: read.map(Into::into) });
+        let checks = all(&facts);
+        assert_eq!(wrong(&checks), Vec::<&Check>::new(), "{read:?}");
+        let agent = checks.iter().find(|check| check.name == "agent").expect("the agent's check");
+        assert!(agent.found.contains(says) && agent.found.contains("process 42"), "{agent:?}");
+    }
+}
+
+#[test]
+fn the_agents_refusals_of_files_are_shown_where_no_directory_of_records_is_checked() {
+    for (records, shown) in [(true, &["hook/7c0f"][..]), (false, &["web-1.yaml", "hook/7c0f"])] {
+        let mut facts = healthy();
+        facts.wanted.feeds = vec!["the API"];
+        facts.node.refused = vec![refusal("web-1.yaml"), refusal("hook/7c0f")];
+        facts.records = facts.records.filter(|_| records);
+        let checks = all(&facts);
+        let of_agent = checks.iter().filter(|check| check.name == "agent.refused");
+        let found: Vec<_> = of_agent.filter_map(|check| check.subject.as_deref()).collect();
+        assert_eq!(found, shown, "records are checked: {records}");
     }
 }
 
