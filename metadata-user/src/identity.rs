@@ -212,7 +212,9 @@ impl Dispatcher {
                 }
                 self.fail(order);
             }
-            SignerReply::Failed { reason } => warn!("the signer of identity tokens fails: {reason}"),
+            SignerReply::Failed { reason, is_denied: _ } => {
+                warn!("the signer of identity tokens fails: {reason}")
+            }
         }
     }
 
@@ -263,6 +265,9 @@ pub enum StartError {
     /// The signer has no key.
     #[error("the signer of identity tokens does not start: {0}")]
     Keys(String),
+    /// The signer may not read its keys or its certificate.
+    #[error("the signer of identity tokens does not start: {0}")]
+    Denied(String),
     /// The signer says nothing.
     #[error("expected the keys of the signer in {} s, found none; read its lines in the log", STARTS_WITHIN.as_secs())]
     Silent,
@@ -303,7 +308,8 @@ pub fn start(config: &IdentityConfig, sandbox: Sandbox) -> Result<SigningClient,
     let publication = Arc::new(Publication::new(config));
     match first(&ours)? {
         Some(SignerReply::Keys(published)) => _ = publication.set(published),
-        Some(SignerReply::Failed { reason }) => return Err(StartError::Keys(reason)),
+        Some(SignerReply::Failed { reason, is_denied: true }) => return Err(StartError::Denied(reason)),
+        Some(SignerReply::Failed { reason, is_denied: false }) => return Err(StartError::Keys(reason)),
         _ => return Err(StartError::Silent),
     }
     fcntl_setfl(&ours, OFlags::NONBLOCK).map_err(io::Error::from)?;

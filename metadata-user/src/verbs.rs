@@ -28,6 +28,8 @@ use std::io;
 use std::process::ExitCode;
 
 use crate::agent::SocketError;
+use crate::agent::preflight::ConfigRefusals;
+use crate::identity::StartError;
 
 // The exit codes of the command. Each code means one thing, whatever the verb.
 
@@ -175,6 +177,10 @@ impl Exit {
         let errno = cause.downcast_ref::<Errno>();
         let is_denied = io == Some(io::ErrorKind::PermissionDenied)
             || errno.is_some_and(|errno| matches!(*errno, Errno::PERM | Errno::ACCESS));
+        // These have no cause: only texts of it were kept.
+        let is_denied = is_denied
+            || matches!(cause.downcast_ref(), Some(StartError::Denied(_)))
+            || cause.downcast_ref::<ConfigRefusals>().is_some_and(ConfigRefusals::is_denied);
         is_denied.then_some(Self::Forbidden)
     }
 }
@@ -232,8 +238,12 @@ mod tests {
     use std::collections::HashSet;
     use std::io;
 
+    use crate::agent::preflight::ConfigRefusal;
+    use metadata_datapath::afxdp::AfxdpError;
+
     use super::{
-        Command, Exit, FeedError, LinkError, PinsError, SocketError, SteerError, exit_codes, with_exit_codes,
+        Command, ConfigRefusals, Exit, FeedError, LinkError, PinsError, SocketError, StartError, SteerError,
+        exit_codes, with_exit_codes,
     };
 
     fn denied() -> io::Error {
@@ -285,6 +295,17 @@ mod tests {
         assert!(pins().to_string().contains("`systemctl reload xdp-imds`"));
     }
 
+    fn refusal(is_denied: bool) -> ConfigRefusal {
+        let (name, expected) = ("metrics", "an address of this node and a free port");
+        ConfigRefusal {
+            name,
+            found: "it cannot be used".into(),
+            expected,
+            remedy: "Correct it".into(),
+            is_denied,
+        }
+    }
+
     #[test]
     fn a_missing_permission_is_found_below_other_errors() {
         let path = || "/x".into();
@@ -293,12 +314,18 @@ mod tests {
             LinkError::device("make a tap", denied()).into(),
             FeedError::Io { path: path(), expected: "a file", error: std::sync::Arc::new(denied()) }.into(),
             anyhow::Error::from(rustix::io::Errno::ACCESS).context("reading"),
+            anyhow::Error::from(AfxdpError::Open(rustix::io::Errno::PERM)).context("binding the sockets"),
+            StartError::Denied("cannot read /keys".into()).into(),
+            ConfigRefusals(vec![refusal(false), refusal(true)]).into(),
         ] {
             assert_eq!(Exit::of_error(&error), Exit::Forbidden, "{error:?}");
         }
         let missing = Err::<(), _>(io::Error::from(io::ErrorKind::NotFound)).context("reading");
         assert_eq!(Exit::of_error(&missing.expect_err("missing")), Exit::Failure);
         assert_eq!(Exit::of_error(&anyhow!("nothing else")), Exit::Failure);
+        let refused = ConfigRefusals(vec![refusal(false)]);
+        assert_eq!(refused.to_string(), refusal(false).to_string());
+        assert_eq!(Exit::of_error(&refused.into()), Exit::Failure);
     }
 
     #[test]

@@ -127,7 +127,11 @@ impl Report {
 
     /// Asserts that the check with this name fails, and that it contains these words.
     fn assert_failure(&self, name: &str, words: &[&str]) {
-        assert_eq!(self.code, Some(1), "{self:#?}");
+        self.assert_failure_with(1, name, words);
+    }
+
+    fn assert_failure_with(&self, code: i32, name: &str, words: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:#?}");
         let check = self.checks.iter().find(|check| check.name == name && check.status == "fail");
         let Some(Finding { subject, found, expected, remedy, .. }) = check else {
             panic!("`{name}` does not fail, but {:?}", self.failed());
@@ -312,14 +316,18 @@ fn a_low_limit_on_open_files_is_reported_with_the_number_needed() {
 }
 
 #[privileged::test]
-fn the_error_of_an_agent_that_cannot_serve_names_doctor() {
+fn an_agent_without_a_capability_names_doctor_and_has_the_code_of_a_missing_permission() {
     let patient = Patient::new();
-    let words = agent::arguments(&patient.room.path().join("records"), &[]);
-    let mut command = Command::new("setpriv");
-    command.args(["--bounding-set=-net_raw", "--inh-caps=-net_raw"]);
-    let output = patient.host.ns().output(command.arg(agent::binary().expect("the agent")).args(words));
-    let text = output.map(|output| String::from_utf8_lossy(&output.stderr).into_owned()).expect("it runs");
-    assert!(text.contains("run `xdp-imds doctor`"), "{text}");
+    for capability in ["net_raw", "net_admin", "sys_admin"] {
+        let words = agent::arguments(&patient.room.path().join("records"), &[]);
+        let mut command = Command::new("setpriv");
+        command.arg(format!("--bounding-set=-{capability}")).arg(format!("--inh-caps=-{capability}"));
+        command.arg(agent::binary().expect("the agent")).args(words);
+        let output = patient.host.ns().output(&mut command).expect("it runs");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("run `xdp-imds doctor`"), "{capability}: {text}");
+        assert_eq!(output.status.code(), Some(6), "{capability}: {text}");
+    }
 }
 
 #[privileged::test]
@@ -627,10 +635,11 @@ fn an_ordinary_user_is_told_to_be_root_and_nothing_else() {
     };
     let report = Report::read(&doctor(&["--json"])).expect("a report");
     assert_eq!(report.checks.len(), 1, "{report:#?}");
-    report.assert_failure("user", &["user 65534", "Run as root", "sudo xdp-imds doctor", "nothing else"]);
+    let words = ["user 65534", "Run as root", "sudo xdp-imds doctor", "nothing else"];
+    report.assert_failure_with(6, "user", &words);
     let output = doctor(&[]);
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.starts_with("FAIL  user: ") && output.status.code() == Some(1), "{text}");
+    assert!(text.starts_with("FAIL  user: ") && output.status.code() == Some(6), "{text}");
 }
 
 #[privileged::test]

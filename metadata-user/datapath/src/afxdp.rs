@@ -100,7 +100,7 @@ pub enum AfxdpError {
     },
     /// `socket(2)` failed: a missing privilege, or a kernel without AF_XDP.
     #[error("cannot open an AF_XDP socket: {0}; it needs CAP_NET_RAW and a kernel with CONFIG_XDP_SOCKETS=y")]
-    Open(Errno),
+    Open(#[source] Errno),
     /// The frame memory could not be mapped or pinned.
     #[error(
         "cannot give the kernel {bytes} bytes of frame memory for one socket: {source}; grant CAP_IPC_LOCK, or \
@@ -154,7 +154,7 @@ pub enum AfxdpError {
     },
     /// The kernel's counters could not be read.
     #[error("cannot read XDP_STATISTICS: {0}; is this kernel's AF_XDP older than that?")]
-    Statistics(Errno),
+    Statistics(#[source] Errno),
 }
 
 // An AF_XDP socket: opened, sized, mapped, filled and bound in one call, or not at all.

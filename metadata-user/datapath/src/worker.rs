@@ -171,7 +171,7 @@ pub enum WorkerError {
     },
     /// `poll(2)` failed, so the worker cannot wait for frames.
     #[error("worker's poll failed: {0}; restart the agent")]
-    Poll(Errno),
+    Poll(#[source] Errno),
     /// The frame source is closed.
     #[error("the worker's frame source is closed: restart the agent to make a new hub")]
     SourceGone,

@@ -33,6 +33,18 @@ pub enum SignerError {
     Certificate(#[from] CertificateError),
 }
 
+impl SignerError {
+    /// True if the kernel denied access to a file.
+    fn is_denied(&self) -> bool {
+        let error = match self {
+            Self::Keys(DirectoryError::Io { source, .. })
+            | Self::Certificate(CertificateError::Io { source, .. }) => source,
+            _ => return false,
+        };
+        error.kind() == io::ErrorKind::PermissionDenied
+    }
+}
+
 fn unix_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -48,7 +60,8 @@ pub fn run(socket: impl AsFd) -> Result<(), SignerError> {
     let mut signer = match Signer::start(setup) {
         Ok(signer) => signer,
         Err(error) => {
-            send_packet(socket, &SignerReply::Failed { reason: error.to_string() })?;
+            let failed = SignerReply::Failed { reason: error.to_string(), is_denied: error.is_denied() };
+            send_packet(socket, &failed)?;
             return Err(error);
         }
     };
@@ -289,7 +302,7 @@ mod tests {
     fn a_directory_without_a_key_is_refused_unless_rotation_makes_one() {
         let room = tempfile::tempdir().expect("a directory");
         let (socket, signer) = started(&setup(room.path(), None));
-        let Some(SignerReply::Failed { reason }) = reply(&socket) else { panic!("a reason") };
+        let Some(SignerReply::Failed { reason, .. }) = reply(&socket) else { panic!("a reason") };
         assert!(reason.contains("xdp-imds identity key"), "{reason}");
         assert!(!signer.join().expect("no panic"));
         for directory in [room.path().to_owned(), room.path().join("new")] {
@@ -341,7 +354,7 @@ mod tests {
         make(room.path(), Algorithm::EdDsa, 1_000).expect("made");
         let files = CertificateFiles { chain: room.path().join("chain"), key: room.path().join("key") };
         let (socket, signer) = started(&Setup { certificate: Some(files), ..setup(room.path(), None) });
-        let Some(SignerReply::Failed { reason }) = reply(&socket) else { panic!("a reason") };
+        let Some(SignerReply::Failed { reason, .. }) = reply(&socket) else { panic!("a reason") };
         assert!(reason.contains("chain"), "{reason}");
         assert!(!signer.join().expect("no panic"));
     }

@@ -111,6 +111,8 @@ pub enum SignerReply {
     Failed {
         /// The reason, with a remedy.
         reason: String,
+        /// Whether a permission is missing.
+        is_denied: bool,
     },
 }
 

@@ -46,16 +46,43 @@ pub struct ConfigRefusal {
     pub expected: &'static str,
     /// What to do.
     pub remedy: String,
+    /// Whether a permission is missing.
+    pub is_denied: bool,
 }
 
 impl fmt::Display for ConfigRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name: _, found, expected, remedy } = self;
+        let Self { name: _, found, expected, remedy, is_denied: _ } = self;
         write!(f, "{found}; expected {expected}. {remedy}")
     }
 }
 
 impl std::error::Error for ConfigRefusal {}
+
+/// All that is refused of a configuration, a line each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigRefusals(pub Vec<ConfigRefusal>);
+
+impl ConfigRefusals {
+    /// True if a permission is missing.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        self.0.iter().any(|refusal| refusal.is_denied)
+    }
+}
+
+impl fmt::Display for ConfigRefusals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reasons: Vec<_> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&reasons.join("\n"))
+    }
+}
+
+impl std::error::Error for ConfigRefusals {}
+
+fn is_denied(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
+}
 
 /// What is refused of the values alone. A reload refuses it too.
 #[must_use]
@@ -67,6 +94,7 @@ pub fn values(config: &Config) -> Vec<ConfigRefusal> {
             found: "no records to serve".into(),
             expected: "a source of records",
             remedy: format!("Give --records DIR, or set {} in the configuration file", settings()),
+            is_denied: false,
         });
     }
     if config.page && config.metrics.is_none() {
@@ -75,6 +103,7 @@ pub fn values(config: &Config) -> Vec<ConfigRefusal> {
             found: "`page` is on, and there is no address to serve it at".into(),
             expected: "an address",
             remedy: "Set `metrics: ADDR:PORT`, or remove `page`".into(),
+            is_denied: false,
         });
     }
     refusals
@@ -120,6 +149,7 @@ fn group(config: &Config) -> Option<ConfigRefusal> {
         found: format!("there is no group `{group}`"),
         expected: "a group of this node, by its name or number",
         remedy: format!("Run `groupadd --system {group}`, or correct `api.group`"),
+        is_denied: false,
     })
 }
 
@@ -154,6 +184,7 @@ fn metrics(address: SocketAddr, run: &Path, mut attempts: u32) -> Option<ConfigR
         } else {
             "Set `metrics` to an address of this node, or to 0.0.0.0 or [::] with a port".into()
         },
+        is_denied: is_denied(&error),
     })
 }
 
@@ -209,6 +240,7 @@ fn token_keys(config: &Config) -> Option<ConfigRefusal> {
         found: error.to_string(),
         expected: "token keys that only the agent's user can read",
         remedy,
+        is_denied: matches!(&error, token_file::TokenKeyError::Io { source, .. } if is_denied(source)),
     })
 }
 
@@ -220,19 +252,21 @@ fn audit(path: &Path) -> Option<ConfigRefusal> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
+    let of_file = |error: io::Error| (error.to_string(), is_denied(&error));
+    let of_directory = |error: io::Error| (format!("{}: {error}", directory.display()), is_denied(&error));
     let reason = match fs::metadata(path) {
-        Ok(found) if found.is_dir() => Some("it is a directory".to_owned()),
-        Ok(_) => access(path, Access::WRITE_OK).err().map(|error| error.to_string()),
+        Ok(found) if found.is_dir() => Some(("it is a directory".to_owned(), false)),
+        Ok(_) => access(path, Access::WRITE_OK).err().map(|errno| of_file(errno.into())),
         Err(_) => match fs::metadata(directory) {
             Ok(found) if found.is_dir() => access(directory, Access::WRITE_OK | Access::EXEC_OK)
                 .err()
-                .map(|error| format!("{}: {error}", directory.display())),
-            Ok(_) => Some(format!("{} is not a directory", directory.display())),
-            Err(error) => Some(format!("{}: {error}", directory.display())),
+                .map(|errno| of_directory(errno.into())),
+            Ok(_) => Some((format!("{} is not a directory", directory.display()), false)),
+            Err(error) => Some(of_directory(error)),
         },
     };
     let hidden = if is_home(path) { format!(". {UNIT_HIDES}") } else { String::new() };
-    reason.map(|reason| ConfigRefusal {
+    reason.map(|(reason, is_denied)| ConfigRefusal {
         name: "audit",
         found: format!("cannot write the audit log {}: {reason}", path.display()),
         expected: "a file that the agent can write",
@@ -240,6 +274,7 @@ fn audit(path: &Path) -> Option<ConfigRefusal> {
             "Make its directory and let the agent's user write there, or correct `audit.to`. The package's unit lets it write \
              to /var/log/xdp-imds; for another directory, add `ReadWritePaths=` with `systemctl edit`{hidden}"
         ),
+        is_denied,
     })
 }
 

@@ -64,8 +64,7 @@ const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "kernel and sta
 pub fn serve(config: Config, origin: ConfigSource, entry: TakeoverMode) -> anyhow::Result<()> {
     let refusals = preflight::refusals(&config);
     if !refusals.is_empty() {
-        let reasons: Vec<_> = refusals.iter().map(ToString::to_string).collect();
-        anyhow::bail!(reasons.join("\n"));
+        return Err(preflight::ConfigRefusals(refusals).into());
     }
     // The sandbox forbids to start processes.
     let identity = config.identity.as_ref();

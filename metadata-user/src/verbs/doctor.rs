@@ -59,11 +59,9 @@ fn checks(question: &DoctorRequest) -> Vec<Check> {
     let refusals = refusals
         .into_iter()
         .filter(|refusal| !(question.lacks_file && refusal.name == preflight::NO_SOURCES));
-    checks.extend(
-        refusals.map(|ConfigRefusal { name, found, expected, remedy }| {
-            Check::fail(name, found, expected, remedy)
-        }),
-    );
+    checks.extend(refusals.map(|ConfigRefusal { name, found, expected, remedy, is_denied: _ }| {
+        Check::fail(name, found, expected, remedy)
+    }));
     // The service's file is for the service, and doctor sees what its unit hides.
     if question.file.as_deref() == Some(Path::new(DEFAULT_FILE))
         && UNITS.iter().any(|unit| Path::new(unit).exists())
@@ -89,8 +87,17 @@ pub fn run(question: &DoctorRequest, out: &mut dyn Write) -> anyhow::Result<Exit
     } else {
         write_lines(&checks, out)?
     }
-    let failed = checks.iter().any(|check| check.status == CheckStatus::Fail);
-    Ok(if failed { Exit::Failure } else { Exit::Done })
+    Ok(exit(&checks))
+}
+
+fn exit(checks: &[Check]) -> Exit {
+    let mut failed = checks.iter().filter(|check| check.status == CheckStatus::Fail);
+    match failed.next() {
+        None => Exit::Done,
+        // Nothing was checked, for want of privileges.
+        Some(check) if check.name == checks::USER => Exit::Forbidden,
+        Some(_) => Exit::Failure,
+    }
 }
 
 // The command line of `xdp-imds doctor`.
@@ -187,7 +194,7 @@ fn line(check: &Check) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{line, write_json, write_lines};
+    use super::{Exit, checks, exit, line, write_json, write_lines};
     use crate::verbs::doctor::Check;
 
     #[test]
@@ -224,6 +231,18 @@ mod tests {
             ],
         });
         assert_eq!(document, expected);
+    }
+
+    #[test]
+    fn a_warning_changes_no_exit_code_and_a_user_without_privileges_has_that_of_a_missing_permission() {
+        let warned = Check::warn("a", "b", "c", "d");
+        for (found, expected) in [
+            (vec![Check::ok("a", "b"), warned.clone()], Exit::Done),
+            (vec![warned, Check::fail("capability.net_raw", "b", "c", "d")], Exit::Failure),
+            (vec![Check::fail(checks::USER, "b", "c", "d")], Exit::Forbidden),
+        ] {
+            assert_eq!(exit(&found), expected, "{found:?}");
+        }
     }
 
     #[test]

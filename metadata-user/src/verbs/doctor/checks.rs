@@ -18,7 +18,7 @@ use super::facts::{IdentityKeyFacts, IssuerFacts};
 use super::{Check, DoctorRequest, Facts};
 use crate::config::ConfigError;
 use crate::verbs::options::DEFAULT_FILE;
-pub(super) use privilege::user;
+pub(super) use privilege::{USER, user};
 pub(super) use room::hidden;
 
 /// Checks that the configuration can be used.

@@ -77,6 +77,9 @@ const ALWAYS: [NeededCapability; 5] = [
     },
 ];
 
+/// The name of the check that this process is like the agent's. If it fails, no other check was made.
+pub(crate) const USER: &str = "user";
+
 /// Checks that this process is like the agent's: root's, or with capabilities of the agent. Anything else that an
 /// ordinary user could be told would be about that user and not about the agent; `None` if there is no problem.
 pub(crate) fn user(process: &ProcessFacts) -> Option<Check> {
@@ -84,7 +87,7 @@ pub(crate) fn user(process: &ProcessFacts) -> Option<Check> {
     let is_agent = ALWAYS.iter().any(|needed| sets.effective & (1 << needed.number) != 0);
     (process.uid != 0 && !is_agent).then(|| {
         Check::fail(
-            "user",
+            USER,
             format!("this is user {}, who has none of the agent's privileges; nothing else was checked", process.uid),
             "the agent's user and privileges",
             "Run as root: `sudo xdp-imds doctor`, or where the agent runs, for example with `kubectl exec` in its pod",
