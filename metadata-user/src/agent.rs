@@ -26,5 +26,6 @@ mod state;
 pub(crate) use endpoint::SocketError;
 pub use health::{Health, HealthProblem};
 pub use reload::ConfigSource;
+pub(crate) use start::locked_memory;
 pub use start::{TakeoverMode, serve};
 pub use state::{BackgroundTasks, NodeState};

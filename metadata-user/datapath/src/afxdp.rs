@@ -103,12 +103,10 @@ pub enum AfxdpError {
     Open(#[source] Errno),
     /// The frame memory could not be mapped or pinned.
     #[error(
-        "cannot give the kernel {bytes} bytes of frame memory for one socket: {source}; grant CAP_IPC_LOCK, or \
-         lift the limit on locked memory (LimitMEMLOCK=infinity)"
+        "cannot give the kernel memory for the frames of a socket: {source}; grant CAP_IPC_LOCK, or lift the limit on \
+         locked memory (LimitMEMLOCK=infinity)"
     )]
     Memory {
-        /// Size of the region in bytes.
-        bytes: usize,
         /// The kernel's error.
         source: Errno,
     },
@@ -277,10 +275,7 @@ impl Socket {
         config.check()?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = socket_with(AddressFamily::XDP, SocketType::RAW, flags, None).map_err(AfxdpError::Open)?;
-        let memory = |source| AfxdpError::Memory {
-            bytes: config.chunks as usize * config.chunk_size as usize,
-            source,
-        };
+        let memory = |source| AfxdpError::Memory { source };
         let (umem, frames) = Umem::new(config.chunks, config.chunk_size).map_err(memory)?;
         register(fd.as_fd(), &umem, config.chunk_size).map_err(memory)?;
         let (fill, rx) = rings(fd.as_fd(), config)?;

@@ -26,7 +26,7 @@ use crate::service::audit::Collector;
 use crate::service::{HandoverAnswers, MetadataService, RequestReports, WorkerCounts};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::Store;
-use metadata_datapath::afxdp::{Queues, SocketConfig};
+use metadata_datapath::afxdp::{AfxdpError, Queues, SocketConfig};
 use metadata_datapath::link::{AlternatingSources, HubTap};
 use metadata_datapath::sandbox::{SandboxMode, SandboxStage};
 use metadata_datapath::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
@@ -188,6 +188,22 @@ fn start(
     Ok((node, HandoverState { handing, questions }))
 }
 
+/// Bytes of memory that an agent locks for the frames of all its sockets.
+pub(crate) fn locked_memory(workers: u32) -> u64 {
+    Queues::memory(hub_queues(), &SocketConfig::default()).saturating_mul(workers.into())
+}
+
+/// Says what failed with an error of the sockets of a hub. A limit on locked memory must allow that of all sockets.
+fn binding(hub: &str, workers: u32, error: &AfxdpError) -> String {
+    let memory = match error {
+        AfxdpError::Memory { .. } => {
+            format!(" (the agent locks {} MiB for frames)", locked_memory(workers).div_ceil(1 << 20))
+        }
+        _ => String::new(),
+    };
+    format!("binding the AF_XDP sockets to {hub}{memory}")
+}
+
 /// Creates the sockets and the worker of a hub.
 fn spawn_worker(
     config: &Config,
@@ -196,8 +212,10 @@ fn spawn_worker(
     key: CookieKey,
     hub: &Hub,
 ) -> anyhow::Result<WorkerHandle<StackStats>> {
-    let sockets = Queues::bind(hub.inner_ifindex, hub.queues, &SocketConfig::default())
-        .with_context(|| format!("binding the AF_XDP sockets to {}", hub.inner_name))?;
+    let sockets = Queues::bind(hub.inner_ifindex, hub.queues, &SocketConfig::default()).map_err(|error| {
+        let what = binding(&hub.inner_name, config.workers, &error);
+        anyhow::Error::from(error).context(what)
+    })?;
     for (queue, socket) in sockets.descriptors() {
         steering.maps_mut().register_socket(hub.number, queue, socket)?;
     }
@@ -227,4 +245,25 @@ fn spawn_worker(
         }
         None => WorkerLauncher::spawn(worker, sockets, tap, stack)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use metadata_datapath::afxdp::AfxdpError;
+    use rustix::io::Errno;
+
+    use super::{binding, locked_memory};
+
+    #[test]
+    fn an_agent_that_may_not_lock_memory_says_how_much_it_locks_in_all() {
+        let all = format!("{} MiB", locked_memory(2) >> 20);
+        assert_eq!(locked_memory(2), 2 * locked_memory(1));
+        for (error, is_said) in
+            [(AfxdpError::Memory { source: Errno::NOBUFS }, true), (AfxdpError::Open(Errno::PERM), false)]
+        {
+            let said = binding("imds-in", 2, &error);
+            assert!(said.starts_with("binding the AF_XDP sockets to imds-in"), "{said}");
+            assert_eq!(said.contains(&all), is_said, "{said}");
+        }
+    }
 }

@@ -72,8 +72,8 @@ pub struct ConfigFacts {
     pub hub: String,
     /// Number of worker threads. Each has its own hub.
     pub workers: u32,
-    /// Memory that one worker locks for frames, in bytes.
-    pub pinned_memory: u64,
+    /// Memory that the agent locks for frames, in bytes.
+    pub locked_memory: u64,
     /// Names of the configured sources of records, except the directory of records.
     pub feeds: Vec<&'static str>,
     /// Whether taps without a record are closed too (`guard: all`).

@@ -12,7 +12,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use metadata_common::port::PortName;
 use metadata_content::source::RecordSource;
 use metadata_control::status::{self, AgentStatus, ClientError, PortState, PortStatus};
-use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_feed::libvirt::{self, HOOK, HOOKS};
 use metadata_feed::record_part::open_mode;
 use metadata_feed::registry::RecordId;
@@ -21,7 +20,7 @@ use metadata_feed::{FeedError, directory};
 use metadata_signer::documents::OwnCertificate;
 use metadata_signer::{KeyDirectory, Rotation};
 use metadata_steer::probe::{self, ProbeError, device, pinned_links, search};
-use metadata_steer::{ClosedTaps, PINS_VERSION, SteerConfig, hub_queues};
+use metadata_steer::{ClosedTaps, PINS_VERSION, SteerConfig};
 use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
 use rustix::process::{Resource, geteuid, getrlimit};
 
@@ -30,6 +29,7 @@ use super::facts::{
     IssuerFacts, Kernel, NodeFacts, OtherRecords, PathFacts, PinFacts, PortFacts, ProcessFacts, RecordFacts,
     Resources,
 };
+use crate::agent::locked_memory;
 use crate::agent::preflight::RecordConflicts;
 use crate::config::{Config, IdentityConfig};
 
@@ -60,7 +60,7 @@ fn wanted(config: &Config) -> ConfigFacts {
         steer: config.steer,
         hub: config.hub.clone(),
         workers: config.workers,
-        pinned_memory: Queues::memory(hub_queues(), &SocketConfig::default()),
+        locked_memory: locked_memory(config.workers),
         feeds: config.platforms(),
         guards_all: config.guard == ClosedTaps::All,
         missing_token_key: config

@@ -174,7 +174,7 @@ fn missing(facts: &Facts, check: &'static str, name: &str, number: u32, what_for
 /// against the limit on locked memory.
 fn ipc_lock(facts: &Facts) -> Check {
     let (check, name) = ("capability.ipc_lock", "CAP_IPC_LOCK");
-    let needed = facts.wanted.pinned_memory.saturating_mul(facts.wanted.workers.into());
+    let needed = facts.wanted.locked_memory;
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     if has(facts, IPC_LOCK) {
         return Check::ok(

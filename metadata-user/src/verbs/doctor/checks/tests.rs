@@ -74,7 +74,7 @@ fn healthy() -> Facts {
             steer: SteeringMode::Auto,
             hub: "imds".into(),
             workers: 1,
-            pinned_memory: 32 << 20,
+            locked_memory: 32 << 20,
             feeds: Vec::new(),
             guards_all: false,
             missing_token_key: None,
