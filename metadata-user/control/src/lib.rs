@@ -2,6 +2,7 @@
 //! one of them draws.
 
 pub mod instances;
+pub mod order;
 pub mod screen;
 pub mod status;
 pub mod top;

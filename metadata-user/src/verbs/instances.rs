@@ -10,6 +10,7 @@ use metadata_control::instances::{
     self, ApiProblem, Instance, InstancePort, InstanceVm, RegistrationConditions, RegistrationError,
     RegistrationOutcome, is_name,
 };
+use metadata_control::order::natural;
 use metadata_control::status::{ClientError, GuestState, InstanceState};
 use std::io::{self, Read as _, Write};
 use std::os::unix::fs::FileTypeExt as _;
@@ -536,7 +537,10 @@ fn parse(limits: &RecordLimits, name: &str, text: &str) -> anyhow::Result<Record
 
 fn table(instances: &[Instance], out: &mut dyn Write) -> io::Result<()> {
     let head = ["NAME", "SOURCE", "STATE", "VM", "PORTS"].map(str::to_owned);
-    let rows = instances.iter().map(|instance| {
+    let mut instances: Vec<_> = instances.iter().collect();
+    instances
+        .sort_by(|one, other| one.source.cmp(&other.source).then_with(|| natural(&one.name, &other.name)));
+    let rows = instances.into_iter().map(|instance| {
         let ports: Vec<_> = instance.ports.iter().map(|port| port.port.as_str()).collect();
         let vm = instance.vm.as_ref().map(|vm| vm.name.clone()).unwrap_or_default();
         [
@@ -652,6 +656,18 @@ mod tests {
             record: None,
             withheld: Some(vec!["user_data".into()]),
         }
+    }
+
+    #[test]
+    fn instances_are_listed_by_source_and_in_the_order_of_names_for_people() {
+        let of = |source, name: &str| Instance { source, name: name.into(), ..instance() };
+        let files = ["vx1.yaml", "vx10.yaml", "vx2.yaml"].map(|name| of(RecordSource::File, name));
+        let all: Vec<_> = [of(RecordSource::Api, "vx3")].into_iter().chain(files).collect();
+        let mut out = Vec::new();
+        table(&all, &mut out).expect("written");
+        let text = String::from_utf8(out).expect("text");
+        let names: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        assert_eq!(names, ["NAME", "vx3", "vx1.yaml", "vx2.yaml", "vx10.yaml"], "{text}");
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use metadata_common::printable::{Printable, counted, printable};
 use metadata_content::record::values::Timestamp;
 
+use crate::order::natural;
+
 use super::{
     AgentStatus, FailedReads, GuestState, GuestStatus, GuestWay, IssuerState, OnDemandStatus, PendingEvent,
     PortState, RecordMemory, ShadowedRecord, Share, SharedUuid, SourceStatus, TenantShare,
@@ -44,21 +46,22 @@ pub(super) fn status(status: &AgentStatus, out: &mut dyn Write) -> io::Result<()
     if status.has_left {
         row("inherited", &"ports of the previous agent stay closed until a record names them", out)?;
     }
-    list("conflicts", status.conflicts.iter(), out)?;
-    list(
-        "refused",
-        status.refused.iter().map(|refused| format!("{}: {}", refused.record, refused.reason)),
-        out,
-    )?;
-    let shadowed = status.shadowed.iter();
+    // A sentence begins with the name of its record.
+    let conflicts = in_order(&status.conflicts, |conflict| conflict.split(": ").next().unwrap_or_default());
+    list("conflicts", conflicts.into_iter(), out)?;
+    let refused = in_order(&status.refused, |refused| &refused.record).into_iter();
+    list("refused", refused.map(|refused| format!("{}: {}", refused.record, refused.reason)), out)?;
+    let shadowed = in_order(&status.shadowed, |shadowed| &shadowed.record).into_iter();
     list("shadowed", shadowed.map(|ShadowedRecord { record, by }| format!("{record}: by {by}")), out)?;
     let shared = status.shared_uuids.iter().map(|SharedUuid { uuid, records, unlisted }| {
         let more = if *unlisted > 0 { format!(" and {unlisted} more") } else { String::new() };
+        let records: Vec<_> = in_order(records, |record| record).into_iter().map(String::as_str).collect();
         format!("{uuid}: {}{more}", records.join(", "))
     });
     list("shared UUID", shared, out)?;
     let more = status.pending_events.saturating_sub(status.events.len() as u64);
-    let events = status.events.iter().map(|PendingEvent { vm, event, .. }| format!("{vm}: {event}"));
+    let events = in_order(&status.events, |event| &event.vm).into_iter();
+    let events = events.map(|PendingEvent { vm, event, .. }| format!("{vm}: {event}"));
     // With none of them listed, no record is in force for their VMs.
     let rest = if status.events.is_empty() {
         format!("{more} of VMs without a record")
@@ -118,7 +121,10 @@ fn ports(status: &AgentStatus, out: &mut dyn Write) -> io::Result<()> {
     let more = [(waiting, "waiting"), (error, "in error"), (closed, "closed without a record")];
     let more = more.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!(", {count} {what}"));
     row("ports", &format!("{attached} attached{programs}{}", more.collect::<String>()), out)?;
-    let rows = status.ports.listed.iter().map(|port| {
+    // Closed ports come after those that have records.
+    let mut listed = in_order(&status.ports.listed, |port| &port.name);
+    listed.sort_by_key(|port| port.state == PortState::Closed);
+    let rows = listed.into_iter().map(|port| {
         let why = port.reason.as_deref().or(port.program.as_deref()).unwrap_or_default();
         let way = if port.way == GuestWay::Inlet { ", inlet" } else { "" };
         [port.name.clone(), port.state.name().into(), format!("{why}{way}")]
@@ -178,7 +184,7 @@ pub(super) fn guests(name: &str, guests: &[GuestStatus], out: &mut dyn Write) ->
             Printable(name)
         );
     }
-    for guest in guests {
+    for guest in in_order(guests, |guest| &guest.port) {
         let heading = match (guest.mac.as_str(), guest.port.as_str()) {
             ("", "") => guest.record.clone().unwrap_or_default(),
             ("", port) => port.to_owned(),
@@ -217,6 +223,13 @@ pub(super) fn guests(name: &str, guests: &[GuestStatus], out: &mut dyn Write) ->
         list("events", guest.events.iter(), out)?;
     }
     Ok(())
+}
+
+/// The items in the order of their names for people. Those of one name stay in their order.
+fn in_order<T>(items: &[T], name: impl Fn(&T) -> &str) -> Vec<&T> {
+    let mut items: Vec<_> = items.iter().collect();
+    items.sort_by(|one, other| natural(name(one), name(other)));
+    items
 }
 
 fn row(name: &str, value: &dyn Display, out: &mut dyn Write) -> io::Result<()> {
@@ -261,8 +274,8 @@ mod tests {
     use metadata_content::source::RecordSource;
 
     use super::{
-        FailedReads, OnDemandStatus, PendingEvent, RecordMemory, Share, SourceStatus, Span, TenantShare,
-        guests, status,
+        FailedReads, OnDemandStatus, PendingEvent, RecordMemory, Share, SharedUuid, SourceStatus, Span,
+        TenantShare, guests, status,
     };
     use crate::status::{
         AgentStatus, AttachmentStatus, ExpectedMac, GuestState, GuestStatus, GuestUsage, GuestWay,
@@ -459,9 +472,8 @@ lately      1 min 1 s ago, warn: port tap7: no (2 times)
         assert!(text.contains(r#""counts":{"attached":9,"error":1}"#), "{text}");
     }
 
-    #[test]
-    fn a_guest_is_shown_with_what_is_known_of_it() {
-        let guest = GuestStatus {
+    fn a_guest() -> GuestStatus {
+        GuestStatus {
             port: "tap0".into(),
             mac: "52:54:00:00:00:01".into(),
             record: Some("web.yaml".into()),
@@ -477,9 +489,13 @@ lately      1 min 1 s ago, warn: port tap7: no (2 times)
             way: GuestWay::Inlet,
             held: Some(GuestUsage { connections: 2, requests: 1 }),
             events: vec![drain(None)],
-        };
+        }
+    }
+
+    #[test]
+    fn a_guest_is_shown_with_what_is_known_of_it() {
         let mut out = Vec::new();
-        guests("web", &[guest], &mut out).expect("written");
+        guests("web", &[a_guest()], &mut out).expect("written");
         let expected = "\
 52:54:00:00:00:01 on tap0
 state       served
@@ -522,6 +538,45 @@ events      drain-1: freeze, scheduled for 2030-01-01T00:00:00Z
             assert!(said.starts_with("vnet0: frames from MAC 52:54:00:00:00:56 are dropped"), "{said}");
             assert!(said.contains(text), "{said}");
         }
+    }
+
+    #[test]
+    fn names_are_listed_in_the_order_for_people() {
+        let names = ["vx10", "vx2", "vx1"];
+        let port =
+            |name: &str, state| PortStatus { name: name.into(), state, ..some().ports.listed[0].clone() };
+        let waiting = names.map(|name| port(name, PortState::Waiting));
+        let listed = [port("vx0", PortState::Closed)].into_iter().chain(waiting).collect();
+        let of = |name: &str| format!("{name}.yaml");
+        let many = AgentStatus {
+            ports: PortSummary { listed, ..PortSummary::default() },
+            conflicts: names.map(|name| format!("{}: it is taken", of(name))).into(),
+            refused: names.map(|name| RefusedRecord { record: of(name), reason: "no vm".into() }).into(),
+            shadowed: names.map(|name| ShadowedRecord { record: of(name), by: format!("api/{name}") }).into(),
+            shared_uuids: vec![SharedUuid { records: names.map(of).into(), ..SharedUuid::default() }],
+            events: names.map(|vm| PendingEvent { vm: vm.into(), ..some().events[0].clone() }).into(),
+            ..AgentStatus::default()
+        };
+        let mut out = Vec::new();
+        status(&many, &mut out).expect("written");
+        let text = String::from_utf8(out).expect("text");
+        for (what, expected) in [
+            ("ports", &["vx1  ", "vx2  ", "vx10 ", "vx0  "][..]),
+            ("conflicts", &["vx1.yaml: it", "vx2.yaml: it", "vx10.yaml: it"]),
+            ("refused", &["vx1.yaml: no vm", "vx2.yaml: no vm", "vx10.yaml: no vm"]),
+            ("shadowed", &["vx1.yaml: by", "vx2.yaml: by", "vx10.yaml: by"]),
+            ("shared UUID", &["vx1.yaml, vx2.yaml, vx10.yaml"]),
+            ("events", &["vx1: ", "vx2: ", "vx10: "]),
+        ] {
+            let begins: Vec<_> = expected.iter().map(|name| text.find(name).expect("it is listed")).collect();
+            assert!(begins.is_sorted(), "{what}: {text}");
+        }
+        let guest = |port: &str| GuestStatus { port: port.into(), ..a_guest() };
+        let mut out = Vec::new();
+        guests("web", &names.map(guest), &mut out).expect("written");
+        let text = String::from_utf8(out).expect("text");
+        let begins = ["on vx1\n", "on vx2\n", "on vx10\n"].map(|name| text.find(name).expect("it is listed"));
+        assert!(begins.is_sorted(), "{text}");
     }
 
     #[test]

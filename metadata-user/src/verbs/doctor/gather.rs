@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use metadata_common::port::PortName;
 use metadata_content::source::RecordSource;
+use metadata_control::order::natural;
 use metadata_control::status::{self, AgentStatus, ClientError, PortState, PortStatus};
 use metadata_feed::libvirt::{self, HOOK, HOOKS};
 use metadata_feed::record_part::open_mode;
@@ -326,10 +327,12 @@ fn refuse(records: &mut RecordFacts, name: &str, error: &FeedError) {
     }
 }
 
-/// Queries the device of each port. If the query finds no device, searches all namespaces for a device with that name.
+/// Queries the device of each port, in the order for people. If the query finds no device, searches all namespaces for
+/// a device with that name.
 fn look_at(names: BTreeSet<PortName>) -> Vec<PortFacts> {
     let mut ports: Vec<PortFacts> =
         names.into_iter().map(|name| PortFacts { device: device(&name), name, elsewhere: None }).collect();
+    ports.sort_by(|one, other| natural(&one.name.ifname, &other.name.ifname));
     let absent = |port: &PortFacts| !matches!(port.device, Ok(Some(_)));
     let missing: BTreeSet<String> =
         ports.iter().filter(|port| absent(port)).map(|port| port.name.ifname.clone()).collect();

@@ -5,8 +5,11 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use crate::service::audit::collect::{FollowedGuest, FollowedGuests, FollowedRequest};
+use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
+use metadata_common::port::PortName;
 use metadata_content::record::Record;
+use metadata_control::order::NaturalName;
 use metadata_control::status::{GuestState, LISTED_GUESTS, PortState};
 use metadata_control::top::{BootStage, QUIET_AFTER, SeenRequest, TopQuery, VmOrder, VmPage, VmRow};
 use metadata_datapath::stack::SlotStats;
@@ -41,7 +44,13 @@ struct Line<'a> {
     port_error: bool,
 }
 
-impl Line<'_> {
+impl<'a> Line<'a> {
+    /// Its place among those that are equal otherwise.
+    fn place(&self) -> (NaturalName<'a>, Option<NaturalName<'a>>, Mac) {
+        let IdentityName { port: PortName { ifname, netns }, mac } = self.who;
+        (NaturalName(ifname), netns.as_deref().map(NaturalName), *mac)
+    }
+
     /// When its last boot began to ask.
     fn boot(&self) -> Option<Instant> {
         self.seen.map(|seen| seen.boot)
@@ -72,7 +81,7 @@ impl Line<'_> {
             VmOrder::Stage => self.rank().cmp(&other.rank()),
             VmOrder::Name => Ordering::Equal,
         };
-        order.then_with(|| self.who.cmp(other.who))
+        order.then_with(|| self.place().cmp(&other.place()))
     }
 
     /// It waits, and so has not been seen to ask.
@@ -117,8 +126,8 @@ impl<'a> NodeView<'a> {
         let most = query.most();
         if query.sort == VmOrder::Name {
             // A name is looked up once for each line, and not in each comparison.
-            let name = |line: &Line<'a>| self.record(line).map(|record| record.vm.name.as_str());
-            lines.sort_by_cached_key(|line| (name(line), line.who));
+            let name = |line: &Line<'a>| self.record(line).map(|record| NaturalName(record.vm.name.as_str()));
+            lines.sort_by_cached_key(|line| (name(line), line.place()));
             return lines.truncate(most);
         }
         let compare = |one: &Line<'a>, other: &Line<'a>| one.compare(other, query.sort);
@@ -281,6 +290,22 @@ mod tests {
 
     use super::Line;
     use crate::agent::slots::IdentityName;
+
+    #[test]
+    fn lines_that_are_equal_otherwise_are_in_the_order_of_ports_for_people() {
+        let names = ["vx10", "vx2", "vx1"].map(|port| IdentityName {
+            port: PortName::local(port),
+            mac: "52:54:00:00:00:01".parse().expect("a MAC"),
+        });
+        let (id, bound, seen, stage, port_error) = (None, None, None, BootStage::Silent, false);
+        for sort in VmOrder::ALL {
+            let mut lines =
+                Vec::from(names.each_ref().map(|who| Line { who, id, bound, seen, stage, port_error }));
+            lines.sort_unstable_by(|one, other| one.compare(other, sort));
+            let ports: Vec<_> = lines.iter().map(|line| line.who.port.ifname.as_str()).collect();
+            assert_eq!(ports, ["vx1", "vx2", "vx10"], "{}", sort.name());
+        }
+    }
 
     #[test]
     fn those_that_boot_come_before_thousands_that_are_idle_or_off() {
