@@ -19,6 +19,7 @@ use aya::programs::links::FdLink;
 use metadata_common::maps::{PortKey, program};
 use metadata_common::port::PortName;
 use metadata_links::netns::{self, Cookie};
+use std::io;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
@@ -161,6 +162,10 @@ impl SteeringMode {
         match (self, tcx) {
             (Self::Auto, Ok(false) | Err(_)) => Ok(Self::Xdp),
             (Self::Tcx, Ok(false)) => Err(SteerError::NoTcx { found: "this kernel has none".into() }),
+            // The kernel may have them: what is missing is a permission.
+            (Self::Tcx, Err(ProbeError { errno: Some(errno @ (libc::EPERM | libc::EACCES)), .. })) => {
+                Err(SteerError::device("ask for tcx classifiers", io::Error::from_raw_os_error(*errno)))
+            }
             (Self::Tcx, Err(ProbeError { text, .. })) => {
                 Err(SteerError::NoTcx { found: format!("the test for them failed ({text})") })
             }
@@ -336,6 +341,8 @@ impl Attachments {
 mod tests {
     use super::{BUSY, QUIET, SteerError, SteeringMode, SteeringProgram, Watch};
     use crate::error::ProbeError;
+    use std::error::Error as _;
+    use std::io;
     use std::time::{Duration, Instant};
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -414,6 +421,18 @@ mod tests {
                 }
                 (found, _) => panic!("{mode:?} {tcx:?}: {found:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn a_missing_permission_to_ask_for_classifiers_is_not_taken_for_their_absence() {
+        for errno in [libc::EPERM, libc::EACCES] {
+            let refused = Err(ProbeError::from(io::Error::from_raw_os_error(errno)));
+            let error = SteeringMode::Tcx.on(&refused).expect_err("no permission");
+            let text = error.to_string();
+            assert!(text.contains("CAP_SYS_ADMIN") && !text.contains("steer: auto"), "{text}");
+            let kind = error.source().and_then(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
+            assert_eq!(kind, Some(io::ErrorKind::PermissionDenied), "{text}");
         }
     }
 
