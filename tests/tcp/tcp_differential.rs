@@ -97,7 +97,9 @@ fn with_documents(board: Board) -> Kernel {
 fn a_guest_receives_the_same_from_published_documents() {
     // A tap keeps the order of frames. The kernel does not tell a late copy of a SYN and its request from new ones. The
     // entry of an ended connection is free at once: if the last acknowledgement was lost and another connection has the
-    // entry, the guest's next FIN gets a reset. So either frames are lost or entries collide.
+    // entry, the guest's next FIN gets a reset. So either frames are lost or entries collide. A guest that reboots with the
+    // same port and initial number is not served until the entry is idle, if a SYN of another connection with this entry
+    // comes between its SYN and its request.
     let scripts = any_script().prop_map(|script| {
         let faults = Faults { reorder: 0, ..script.faults };
         let places = if faults.loss == 0 { script.places } else { ALL_SENT as usize };
