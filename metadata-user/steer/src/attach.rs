@@ -15,8 +15,6 @@ use std::io;
 
 use super::SteerError;
 use super::error::errno;
-use super::features::LOOPBACK;
-use super::hubs::is_hub_device;
 use super::link::{LinkFd, LinkState};
 use super::pins::{self, Pin, PinsError};
 
@@ -198,22 +196,7 @@ pub(super) const OTHER_AGENT: &str =
     "stop that xdp-imds, or, if it has ended, remove its pins with `xdp-imds release`";
 
 /// What a loopback device is called.
-const LOOPBACK_KIND: &str = "the loopback interface";
-
-/// Fails for a port whose name alone says that it is no guest's: a device of a hub with this prefix in the agent's own
-/// namespace, or the loopback of any. The device need not exist.
-///
-/// # Errors
-/// [`SteerError::HubDevice`] or [`SteerError::NoGuestDevice`].
-pub fn check_port_name(hub: &str, port: &PortName) -> Result<(), SteerError> {
-    if port.netns.is_none() && is_hub_device(hub, &port.ifname) {
-        return Err(SteerError::HubDevice { port: port.clone() });
-    }
-    if port.ifname == LOOPBACK {
-        return Err(SteerError::NoGuestDevice { port: port.clone(), kind: LOOPBACK_KIND });
-    }
-    Ok(())
-}
+pub(super) const LOOPBACK_KIND: &str = "the loopback interface";
 
 /// Fails for a device behind which no guest can be.
 pub(super) fn check_device(port: &PortName, ifindex: u32) -> Result<(), SteerError> {
@@ -432,35 +415,10 @@ impl AttachmentFault {
 
 #[cfg(test)]
 mod tests {
-    use super::{OTHER_AGENT, check_port_name, occupied};
+    use super::{OTHER_AGENT, occupied};
     use crate::SteerError;
     use metadata_common::maps::program;
     use metadata_common::port::PortName;
-
-    #[test]
-    fn a_port_is_refused_by_the_name_of_a_hub_or_of_the_loopback() {
-        let port = |ifname: &str, netns: Option<&str>| PortName {
-            ifname: ifname.into(),
-            netns: netns.map(Into::into),
-        };
-        for (port, words) in [
-            (port("imds-in", None), Some("a device of an xdp-imds hub")),
-            (port("imds-t3", None), Some("a device of an xdp-imds hub")),
-            (port("lo", None), Some("the loopback interface")),
-            (port("lo", Some("vm")), Some("the loopback interface")),
-            // It is a device of another agent at most.
-            (port("imds-in", Some("vm")), None),
-            (port("other-in", None), None),
-            (port("tap0", None), None),
-        ] {
-            let error = check_port_name("imds", &port).err().map(|error| error.to_string());
-            let is_as_wanted = match (&error, words) {
-                (Some(error), Some(words)) => error.contains(words),
-                (found, wanted) => found.is_none() && wanted.is_none(),
-            };
-            assert!(is_as_wanted, "{port}: {error:?}");
-        }
-    }
 
     #[test]
     fn a_program_on_a_port_is_named_with_the_remedy_of_its_kind() {

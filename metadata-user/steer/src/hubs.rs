@@ -65,6 +65,7 @@ use std::sync::Arc;
 use super::attach::{self, AttachmentFault, HeldLink, LinkFault};
 use super::config::{PreviousAgent, SteerConfig};
 use super::devices::{DroppedFrames, Home, HubLosses};
+use super::features::LOOPBACK;
 use super::link;
 use super::maps::{self, Maps};
 use super::object::{Object, load_classifier, load_program};
@@ -679,6 +680,21 @@ pub fn is_hub_device(prefix: &str, ifname: &str) -> bool {
         && (0..MAX_HUBS).any(|number| names(prefix, number).iter().any(|name| name == ifname))
 }
 
+/// Fails for a port whose name alone says that it is no guest's: a device of a hub with this prefix in the agent's own
+/// namespace, or the loopback of any. The device need not exist.
+///
+/// # Errors
+/// [`SteerError::HubDevice`] or [`SteerError::NoGuestDevice`].
+pub fn check_port_name(hub: &str, port: &PortName) -> Result<(), SteerError> {
+    if port.netns.is_none() && is_hub_device(hub, &port.ifname) {
+        return Err(SteerError::HubDevice { port: port.clone() });
+    }
+    if port.ifname == LOOPBACK {
+        return Err(SteerError::NoGuestDevice { port: port.clone(), kind: attach::LOOPBACK_KIND });
+    }
+    Ok(())
+}
+
 /// Fails if an agent has hubs of these numbers: only a running agent holds the tap.
 fn check_absent(prefix: &str, mut numbers: Range<u32>) -> Result<(), SteerError> {
     numbers.try_for_each(|number| {
@@ -743,9 +759,10 @@ pub(super) fn check_prefix(prefix: &str) -> Result<(), SteerError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{check_prefix, frame_in, is_hub_tap, names};
+    use super::{check_port_name, check_prefix, frame_in, is_hub_tap, names};
     use crate::HUB_PREFIX_MAX;
     use metadata_common::maps::MAX_HUBS;
+    use metadata_common::port::PortName;
     use std::collections::HashSet;
 
     #[test]
@@ -763,6 +780,31 @@ mod tests {
         }
         for name in ["imds-", "imds-x", "imds", "vnet0", "other-in", "imds-in1"] {
             assert!(!super::is_hub_device("imds", name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_port_is_refused_by_the_name_of_a_hub_or_of_the_loopback() {
+        let port = |ifname: &str, netns: Option<&str>| PortName {
+            ifname: ifname.into(),
+            netns: netns.map(Into::into),
+        };
+        for (port, words) in [
+            (port("imds-in", None), Some("a device of an xdp-imds hub")),
+            (port("imds-t3", None), Some("a device of an xdp-imds hub")),
+            (port("lo", None), Some("the loopback interface")),
+            (port("lo", Some("vm")), Some("the loopback interface")),
+            // It is a device of another agent at most.
+            (port("imds-in", Some("vm")), None),
+            (port("other-in", None), None),
+            (port("tap0", None), None),
+        ] {
+            let error = check_port_name("imds", &port).err().map(|error| error.to_string());
+            let is_as_wanted = match (&error, words) {
+                (Some(error), Some(words)) => error.contains(words),
+                (found, wanted) => found.is_none() && wanted.is_none(),
+            };
+            assert!(is_as_wanted, "{port}: {error:?}");
         }
     }
 

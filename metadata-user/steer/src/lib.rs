@@ -89,7 +89,7 @@ mod steering;
 mod takeover;
 mod trace;
 
-pub use attach::{AttachmentFault, check_port_name};
+pub use attach::AttachmentFault;
 pub use attachments::{
     AnswerPath, AttachmentCheck, Attachments, BUSY, BoundIdentity, CHECK_EVERY, CHECKED_AT_ONCE,
     LOOKS_AT_ONCE, QUIET, SWITCHES_AT_ONCE, SteeringProgram,
@@ -98,7 +98,9 @@ pub use config::{ClosedTaps, PortLimits, PreviousAgent, SteerConfig, SteeringMod
 pub use devices::{DeviceLookup, HubLosses, Losses, NAMESPACES_AT_ONCE, exists};
 pub use documents::{BodyKey, DocumentTable, Editions, KernelResponse, SlotTokens};
 pub use error::SteerError;
-pub use hubs::{HUB_MTU, Hub, Hubs, Ring, hub_queues, is_hub_device, is_hub_tap, release_hubs};
+pub use hubs::{
+    HUB_MTU, Hub, Hubs, Ring, check_port_name, hub_queues, is_hub_device, is_hub_tap, release_hubs,
+};
 pub use maps::{Counters, FlowClaimer, Maps};
 pub use metadata_common::maps::HUB_QUEUES;
 pub use pin_watch::PinWatch;

@@ -629,7 +629,7 @@ impl Steering {
 
 /// Fails for a device that can be no guest's: one of this agent's hubs, or one without Ethernet frames.
 fn check_guest_device(port: &PortName, ifindex: u32, hubs: &Hubs) -> Result<(), SteerError> {
-    attach::check_port_name(hubs.prefix(), port)?;
+    hubs::check_port_name(hubs.prefix(), port)?;
     if hubs.has_device(ifindex) {
         return Err(SteerError::HubDevice { port: port.clone() });
     }
