@@ -271,8 +271,8 @@ impl ServeSettings {
     }
 
     /// Returns whether the record serves user-data in a dialect to requests without a header field, even if it requires
-    /// tokens.
-    pub(crate) fn opens_user_data(&self, dialect: Dialect) -> bool {
+    /// tokens. `signs_maas` is true for a record with credentials of MAAS, whose requests are then signed.
+    pub(crate) fn opens_user_data(&self, dialect: Dialect, signs_maas: bool) -> bool {
         let is_open = match dialect {
             Dialect::NoCloud
             | Dialect::OpenStack
@@ -287,14 +287,14 @@ impl ServeSettings {
             Dialect::CloudStack | Dialect::Exoscale => self.date_tree == DateTree::CloudStack,
             // Its older tree needs no header field.
             Dialect::Oracle => self.opc_v1 == OnOff::On,
+            Dialect::Maas => !signs_maas,
             Dialect::Kubevirt
             | Dialect::Ec2
             | Dialect::AliYun
             | Dialect::Gce
             | Dialect::Azure
             | Dialect::Akamai
-            | Dialect::Scaleway
-            | Dialect::Maas => false,
+            | Dialect::Scaleway => false,
         };
         is_open && self.serves(dialect)
     }

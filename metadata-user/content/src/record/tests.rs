@@ -215,6 +215,16 @@ fn a_probable_mistake_causes_a_warning_with_its_place() {
     const SECOND: &str = "- {method: static, address: 192.168.7.5/24}";
     for (from, to, wanted) in [
         ("imdsv2: optional", "imdsv2: required", "r.yaml:49:11: serve.imdsv2: protects nothing"),
+        (
+            "date_tree: ec2",
+            "dialects: [exoscale]",
+            "r.yaml:48:3: serve.date_tree: the tree below /latest is not Exoscale's",
+        ),
+        (
+            "date_tree: ec2",
+            "dialects: [ec2]\n  date_tree: cloudstack",
+            "r.yaml:49:14: serve.date_tree: the tree below /latest is not EC2's",
+        ),
         (VENDOR, "text: abcd", "r.yaml:20:21: vendor_data.text: the text is also valid base64"),
         (
             VENDOR,

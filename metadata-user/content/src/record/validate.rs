@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 
 use super::credentials::Credential;
-use super::dialects::{Dialect, Imdsv2, ServeLimits, USER_DATA_MAX};
+use super::dialects::{DateTree, Dialect, Imdsv2, ServeLimits, USER_DATA_MAX};
 use super::event::EVENTS_PER_VM;
 use super::identity::{AUDIENCES, SUBJECT_BYTES};
 use super::network::{NetworkMode, Nic};
@@ -524,7 +524,22 @@ impl Validator<'_> {
             let message = "more than the VM's NICs allow: each has at most 128 connections";
             self.warn(&way!["serve", "limits", "conns"], message);
         }
-        let open = Dialect::ALL.iter().filter(|dialect| serve.opens_user_data(**dialect));
+        let of_cloudstack = [Dialect::CloudStack, Dialect::Exoscale];
+        let is_listed =
+            |dialect: &Dialect| serve.dialects.as_ref().is_some_and(|listed| listed.contains(dialect));
+        let (without_tree, remedy): (&[Dialect], _) = match serve.date_tree {
+            DateTree::Ec2 => (&of_cloudstack, "set it to cloudstack"),
+            DateTree::CloudStack => (&[Dialect::Ec2], "leave it out"),
+        };
+        if let Some(dialect) = without_tree.iter().find(|dialect| is_listed(dialect)) {
+            let message = format!(
+                "the tree below /latest is not {}'s, which serve.dialects lists; {remedy}",
+                dialect.title()
+            );
+            self.warn(&way!["serve", "date_tree"], message);
+        }
+        let signs_maas = record.credentials.maas.is_some();
+        let open = Dialect::ALL.iter().filter(|dialect| serve.opens_user_data(**dialect, signs_maas));
         let open: Vec<_> = open.map(|dialect| dialect.title()).collect();
         if serve.imdsv2 == Imdsv2::Required && !open.is_empty() {
             let message = format!(

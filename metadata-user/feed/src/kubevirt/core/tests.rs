@@ -846,7 +846,8 @@ fn unreadable(story: &mut Story) {
 
 #[test]
 fn a_refused_version_stays_refused_when_a_secret_of_the_one_before_changes() {
-    let refusals: [(&str, fn(&mut Story)); 2] = [
+    type Case = (&'static str, fn(&mut Story));
+    let refusals: [Case; 2] = [
         ("unreadable", unreadable),
         ("too large", |story| {
             let mut large = secretive(&["p"]);

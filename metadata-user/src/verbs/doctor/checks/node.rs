@@ -8,7 +8,7 @@ use super::super::{Check, CheckStatus, Facts, NodeFacts};
 use super::count;
 use metadata_common::printable::counted;
 use metadata_control::status::{MacMismatch, RefusedRecord};
-use metadata_steer::probe::AddressUse;
+use metadata_steer::probe::{AddressUse, PinnedLink};
 
 /// Maximum number of the running agent's problems that are printed.
 const PROBLEMS: usize = 16;
@@ -83,8 +83,13 @@ fn with_other_records(OtherRecords { checked, read }: &OtherRecords) -> String {
 /// Programs that outlived their agent keep the taps closed: guests get no answer until an agent runs.
 fn closed(facts: &Facts) -> Option<Check> {
     let links = facts.pins.as_ref()?.links.as_ref().ok()?;
-    let closed = links.iter().filter(|link| link.ifindex != Some(0)).count();
-    (facts.node.agent.is_none() && closed > 0).then(|| {
+    // Other links are of the hub's devices.
+    let is_of_a_tap = |link: &&PinnedLink| link.ifindex != Some(0) && link.name.starts_with("port-");
+    let closed = links.iter().filter(is_of_a_tap).count();
+    // The hub has taps while an agent runs, perhaps with another run directory.
+    let runs = facts.node.agent.is_some()
+        || facts.node.hub.as_ref().is_ok_and(|devices| devices.iter().any(|(_, kind)| kind == "tap"));
+    (!runs && closed > 0).then(|| {
         Check::fail(
             "agent.closed",
             format!(

@@ -320,8 +320,9 @@ fn the_node_is_checked() {
         (
             "a dead agent whose programs close a tap",
             |f| {
-                let links = vec![PinnedLink { name: "port-1-7-9".into(), ifindex: Some(7) }];
-                f.pins.as_mut().expect("pins").links = Ok(links);
+                let link = |name: &str, device| PinnedLink { name: name.into(), ifindex: Some(device) };
+                f.pins.as_mut().expect("pins").links =
+                    Ok(vec![link("port-1-7-9", 7), link("socket-0-5-8", 5)]);
             },
             "agent.closed",
             Fail,
@@ -869,6 +870,18 @@ fn programs_of_a_running_agent_are_no_problem_and_those_of_a_dead_one_are_its_ow
     let checks = all(&facts);
     let found: Vec<_> = wrong(&checks).iter().map(|check| check.name).collect();
     assert_eq!(found, ["agent.closed"]);
+}
+
+#[test]
+fn taps_are_not_closed_while_an_agent_with_another_run_directory_serves_them() {
+    let mut facts = healthy();
+    facts.node.agent = None;
+    facts.node.hub = Ok(vec![("imds-tap".into(), "tap".into())]);
+    facts.pins.as_mut().expect("pins").links =
+        Ok(vec![PinnedLink { name: "port-1-7-9".into(), ifindex: Some(7) }]);
+    let checks = all(&facts);
+    let found: Vec<_> = wrong(&checks).iter().map(|check| check.name).collect();
+    assert!(found.contains(&"hub") && !found.contains(&"agent.closed"), "{found:?}");
 }
 
 #[test]
