@@ -245,8 +245,8 @@ impl KernelTurn {
         let options = answered.unwrap_or(AnsweredConnection::LEAST).options();
         let KernelSegment { seq, next, ack, resets } = segment;
         let has_data = next != seq;
-        // The guest has sent a SYN since. With the same initial number, as after a reboot, its first request looks like a
-        // copy of the one before.
+        // The kernel has answered a SYN of this flow after it answered the request: the guest has begun again. If it uses
+        // the same initial number, as some do after a reboot, its new request looks like a repeated one.
         let begins = opened == mark && answered.is_some_and(|answered| answered.first == seq);
         match ack {
             _ if resets && seq == received => Self::Reset,

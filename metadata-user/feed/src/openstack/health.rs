@@ -201,7 +201,7 @@ impl OpenstackHealth {
                 "`openstack network agent list` does not show this agent as alive: {reason}; guests are served: {LISTED_BY}"
             )
         }));
-        // A silent database is probed, and a directory is watched. So each counts as read until it fails.
+        // The agent probes a silent database, and watches libvirt's directory. So each counts as just read until it fails.
         let watched = || peers.iter().filter(|(peer, _)| peer.is_watched());
         let read = |state: &PeerState| {
             let last = state.failing.as_ref().map_or(now, |(since, _)| *since);

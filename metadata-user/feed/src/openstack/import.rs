@@ -251,7 +251,7 @@ fn reference(text: &str) -> Option<(&str, &str)> {
 fn unresolved(trail: &[&OptionKey], file: &Path, name: &str, found: &str) -> io::Error {
     let is_secret = trail.first().is_some_and(|(_, option)| option == SECRET_OPTION);
     let of = trail.last().map(|(section, option)| format!("{option} of [{section}]")).unwrap_or_default();
-    // What follows a `$` in the secret is a part of it.
+    // The text after a `$` is part of the secret, so the message does not show it.
     let (name, remedy) = match is_secret {
         true => ("the option behind `$`".to_owned(), "write `$$` for a `$` of the secret"),
         false => (
