@@ -24,6 +24,9 @@ const WITHOUT_OVN: [&str; 2] = ["openvswitch_agent.ini", "linuxbridge_agent.ini"
 const SECRET_OPTION: &str = "metadata_proxy_shared_secret";
 /// Most bytes of a file. With all comments of Neutron's samples one has 60 KiB.
 const FILE_BYTES: usize = 1 << 20;
+/// Most bytes that a value has with those of the options that it refers to, each as often as it is referred to: as many
+/// as the longest path. Options that refer to each other twice each would otherwise double it with every one.
+const EXPANDED_BYTES: usize = 4_096;
 
 /// What Neutron's files say.
 #[derive(Clone, PartialEq, Eq)]
@@ -39,7 +42,8 @@ impl NeutronSettings {
     /// Reads files; later ones override earlier ones, as with oslo.config.
     ///
     /// # Errors
-    /// A file cannot be read, or a value refers to an option that no file has.
+    /// A file cannot be read, or a value refers to an option that no file has, or is too long with those that it refers
+    /// to.
     pub fn read(files: &[PathBuf]) -> io::Result<Self> {
         let mut values = NeutronValues::default();
         for path in files {
@@ -196,19 +200,23 @@ impl NeutronValues {
     /// The value of an option, with the values of those that it refers to; `None` if it is empty.
     fn get(&self, section: &str, option: &str) -> io::Result<Option<String>> {
         let found = self.find(section, option);
-        let text = found.map(|found| self.expand(found, &mut Vec::new())).transpose()?;
+        let mut rest = EXPANDED_BYTES;
+        let text = found.map(|found| self.expand(found, &mut Vec::new(), &mut rest)).transpose()?;
         Ok(text.filter(|text| !text.is_empty()))
     }
 
     /// Puts the values of options in place of `$option`, `${option}` and `$section.option`, as oslo.config does
     /// (`ConfigOpts._substitute`): an option without a section is of the value's own section, or of `DEFAULT`; `$$` and
-    /// `\$` are a `$`, and so is one without a name. `trail` has the options that led here.
+    /// `\$` are a `$`, and so is one without a name. `trail` has the options that led here. `bytes_left` is what is left
+    /// of [`EXPANDED_BYTES`]: each value counts as the file has it, so that references to empty ones count too.
     fn expand<'a>(
         &'a self,
         (key, value): (&'a OptionKey, &'a NeutronValue),
         trail: &mut Vec<&'a OptionKey>,
+        bytes_left: &mut usize,
     ) -> io::Result<String> {
         trail.push(key);
+        *bytes_left = bytes_left.checked_sub(value.text.len()).ok_or_else(|| too_long(trail, &value.file))?;
         let text = value.text.replace(r"\$", "$$");
         let (mut expanded, mut rest) = (String::new(), &*text);
         while let Some((before, after)) = rest.split_once('$') {
@@ -228,7 +236,7 @@ impl NeutronValues {
                 None => Err("none, and Neutron's defaults are not known here"),
             };
             let found = found.map_err(|found| unresolved(trail, &value.file, name, found))?;
-            expanded.push_str(&self.expand(found, trail)?);
+            expanded.push_str(&self.expand(found, trail, bytes_left)?);
             rest = after_name;
         }
         trail.pop();
@@ -264,6 +272,18 @@ fn unresolved(trail: &[&OptionKey], file: &Path, name: &str, found: &str) -> io:
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
+/// The error of a value that is too long with those that it refers to. `trail` leads from an option that is read to the
+/// one in `file` with which it is.
+fn too_long(trail: &[&OptionKey], file: &Path) -> io::Error {
+    let of = trail.first().map(|(section, option)| format!("{option} of [{section}]")).unwrap_or_default();
+    let file = file.display();
+    let text = format!(
+        "{file}: {of}: expected at most {EXPANDED_BYTES} bytes with the values that it refers to, found more; shorten \
+         them"
+    );
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
 /// Parses an ini file as oslo.config does: comments begin with `#` or `;`, a value may go on in indented lines.
 fn parse(text: &str) -> BTreeMap<OptionKey, String> {
     let (mut values, mut section, mut last) = (BTreeMap::new(), "DEFAULT".to_owned(), None);
@@ -288,7 +308,7 @@ fn parse(text: &str) -> BTreeMap<OptionKey, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DEFAULT_SECRET, InstanceOrigin, NeutronSettings, NeutronValues};
+    use super::{DEFAULT_SECRET, EXPANDED_BYTES, InstanceOrigin, NeutronSettings, NeutronValues};
     use serde_json::json;
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
@@ -399,6 +419,32 @@ ovn_sb_ca_cert = /etc/ovn/ca.pem
             assert!(words.iter().all(|word| error.contains(word)), "{text}: {error}");
             assert!(!error.contains("key"), "a part of the secret: {error}");
         }
+    }
+
+    #[test]
+    fn a_value_that_grows_beyond_its_bytes_by_references_is_refused() {
+        // Each option has the next one twice: 40 of them would make 2^40 values, whether the last has a byte or none.
+        let doubling = |last: &str| {
+            let options = (0..40).map(|n| format!("o{n} = $o{0}$o{0}\n", n + 1)).collect::<String>();
+            format!("nova_metadata_host = $o0\n{options}o40 = {last}\n")
+        };
+        let chain = (0..2_000).map(|n| format!("o{n} = $o{}\n", n + 1)).collect::<String>();
+        let long = |bytes| format!("nova_metadata_host = $o\no = {}\n", "a".repeat(bytes));
+        let fits = EXPANDED_BYTES - "$o".len();
+        for text in [
+            doubling("a"),
+            doubling(""),
+            format!("nova_metadata_host = $o0\n{chain}o2000 = a\n"),
+            long(fits + 1),
+        ] {
+            let error = settings(&text, InstanceOrigin::Ovn).err().expect("too long").to_string();
+            assert_eq!(
+                error,
+                "/etc/neutron/a.ini: nova_metadata_host of [DEFAULT]: expected at most 4096 bytes with the values that \
+                 it refers to, found more; shorten them"
+            );
+        }
+        assert!(with_ovn(&long(fits)).options.nova.url.len() > fits);
     }
 
     #[test]
