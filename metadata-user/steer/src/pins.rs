@@ -651,6 +651,18 @@ fn lock(pins: &Path, version: &str, how: FlockOperation) -> Result<Option<File>,
     Ok(None)
 }
 
+/// Whether an agent runs or starts with these pins, of this version of the layout or another: it has the lock. The lock is
+/// tried, and given back at once.
+pub(super) fn are_held(pins: &Path) -> Result<bool, PinsError> {
+    let own = pins.join(PINS_VERSION).is_dir().then(|| PINS_VERSION.to_owned());
+    for version in own.into_iter().chain(other_versions(pins)) {
+        if lock(pins, &version, FlockOperation::NonBlockingLockExclusive)?.is_none() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Whether a path is on a bpffs.
 pub(super) fn is_bpffs(path: &Path) -> Result<bool, rustix::io::Errno> {
     statfs(path).map(|StatFs { f_type, .. }| f_type as u32 == BPF_FS)
@@ -751,7 +763,8 @@ pub(super) fn layout_of(pin: &Pin) -> Result<[u32; 4], PinsError> {
 mod tests {
     use super::super::object;
     use super::{
-        Cookie, LinkName, PINS_VERSION, PinDirectory, PinnedProgram, PinsError, check_private, name, release,
+        Cookie, FlockOperation, LinkName, PINS_VERSION, PinDirectory, PinnedProgram, PinsError, SHARED,
+        are_held, check_private, lock, name, release,
     };
     use metadata_common::maps::{AllSent, Guest, Identity, IdentityKey, InheritedState, Port, PortKey};
     use std::fmt::Write as _;
@@ -821,6 +834,24 @@ mod tests {
             release(&room.path().join("pins"), false).expect("no error"),
             super::ReleaseSummary::default()
         );
+    }
+
+    #[test]
+    fn pins_are_held_while_an_agent_has_the_lock_of_any_version() {
+        let room = tempfile::tempdir().expect("a directory");
+        let pins = room.path();
+        assert!(!are_held(&pins.join("none")).expect("known"), "no directory of pins");
+        assert!(!are_held(pins).expect("known"), "no pins");
+        for version in [PINS_VERSION, "v9"] {
+            std::fs::create_dir(pins.join(version)).expect("a directory");
+            assert!(!are_held(pins).expect("known"), "{version} of an agent that has ended");
+            for how in [SHARED, FlockOperation::NonBlockingLockExclusive] {
+                let held = lock(pins, version, how).expect("a lock").expect("a free one");
+                assert!(are_held(pins).expect("known"), "{version} of an agent that runs, {how:?}");
+                drop(held);
+                assert!(!are_held(pins).expect("known"), "{version} after its end");
+            }
+        }
     }
 
     // What the agents of two releases share in the kernel changes only with `PINS_VERSION`.

@@ -443,6 +443,14 @@ pub struct PinnedLink {
     pub ifindex: Option<u32>,
 }
 
+/// Whether an agent runs or starts with the pins in a directory, whatever its run directory and its hub are.
+///
+/// # Errors
+/// If the directory may not be examined.
+pub fn pins_are_held(pins: &Path) -> Result<bool, ProbeError> {
+    pins::are_held(pins).map_err(|error| ProbeError::of(&error))
+}
+
 /// The links pinned in a directory of a bpffs; empty if there is no such directory.
 ///
 /// # Errors

@@ -167,6 +167,8 @@ pub struct PinFacts {
     pub versions: Vec<String>,
     /// The links that are pinned in this agent's version of the layout.
     pub links: Result<Vec<PinnedLink>, ProbeError>,
+    /// An agent that does not listen in the run directory runs with these pins. False if that is unknown.
+    pub are_of_another: bool,
 }
 
 /// A configured directory.

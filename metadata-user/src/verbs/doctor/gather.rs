@@ -43,7 +43,7 @@ pub(super) fn facts(config: &Config, file: Option<&Path>, process: ProcessFacts)
     Facts {
         wanted: wanted(config),
         process,
-        pins: config.pins.as_deref().map(pins),
+        pins: config.pins.as_deref().map(|path| pins(path, node.agent.is_some())),
         directories: directories(config),
         config_file: file.map(directory),
         records,
@@ -356,14 +356,16 @@ const VERSIONS_TOLD: usize = 16;
 /// The names of an agent's sockets in its run directory.
 const SOCKETS: [&str; 2] = ["control.sock", "takeover.sock"];
 
-fn pins(path: &Path) -> PinFacts {
+/// The directory of pins. `is_own`: the agent of the run directory runs, and has the lock of its pins.
+fn pins(path: &Path, is_own: bool) -> PinFacts {
     let versions = fs::read_dir(path).into_iter().flatten().flatten();
     let mut versions: Vec<_> =
         versions.take(VERSIONS_TOLD).map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     versions.sort();
     let links = pinned_links(&path.join(PINS_VERSION).join("links"));
     let owner = fs::metadata(path).ok().map(|found| found.uid());
-    PinFacts { path: path.into(), owner, file_system: file_system(path), versions, links }
+    let are_of_another = !is_own && probe::pins_are_held(path).unwrap_or(false);
+    PinFacts { path: path.into(), owner, file_system: file_system(path), versions, links, are_of_another }
 }
 
 /// Returns the configured directories with their purposes.

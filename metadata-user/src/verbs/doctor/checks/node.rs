@@ -82,12 +82,14 @@ fn with_other_records(OtherRecords { checked, read }: &OtherRecords) -> String {
 
 /// Programs that outlived their agent keep the taps closed: guests get no answer until an agent runs.
 fn closed(facts: &Facts) -> Option<Check> {
-    let links = facts.pins.as_ref()?.links.as_ref().ok()?;
+    let pins = facts.pins.as_ref()?;
+    let links = pins.links.as_ref().ok()?;
     // Other links are of the hub's devices.
     let is_of_a_tap = |link: &&PinnedLink| link.ifindex != Some(0) && link.name.starts_with("port-");
     let closed = links.iter().filter(is_of_a_tap).count();
-    // The hub has taps while an agent runs, perhaps with another run directory.
+    // An agent with another run directory holds its pins, and the hub has taps while it runs.
     let runs = facts.node.agent.is_some()
+        || pins.are_of_another
         || facts.node.hub.as_ref().is_ok_and(|devices| devices.iter().any(|(_, kind)| kind == "tap"));
     (!runs && closed > 0).then(|| {
         Check::fail(

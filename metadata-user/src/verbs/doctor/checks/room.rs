@@ -188,6 +188,7 @@ fn pinned(pins: &PinFacts, facts: &Facts) -> Vec<Check> {
     };
     let mut checks = vec![mount];
     checks.extend(owner(pins, facts));
+    checks.extend(of_another(pins));
     checks.extend(links(pins));
     // Other names, such as the mark of a forced release, hold no pins.
     let is_other = |version: &&String| *version != PINS_VERSION && is_pins_version(version);
@@ -219,6 +220,21 @@ fn owner(pins: &PinFacts, facts: &Facts) -> Option<Check> {
     } else {
         let found = format!("{found}: an agent of user {user} does not start with it");
         Check::fail("pins.owner", found, expected, format!("Run {chown}, and start the agent again"))
+    })
+}
+
+/// Checks for another agent with these pins, which a start refuses whatever the other's run directory and hub are.
+fn of_another(pins: &PinFacts) -> Option<Check> {
+    pins.are_of_another.then(|| {
+        Check::fail(
+            "pins.agent",
+            format!(
+                "another agent, with another run directory, runs with the pins in {}",
+                pins.path.display()
+            ),
+            "pins that no other agent has",
+            "Stop that agent, or give this one another --pins, --run and --hub",
+        )
     })
 }
 

@@ -103,6 +103,7 @@ fn healthy() -> Facts {
             file_system: room(true),
             versions: vec!["v1".into()],
             links: Ok(Vec::new()),
+            are_of_another: false,
         }),
         directories: vec![
             ("records", directory(0o750)),

@@ -64,6 +64,13 @@ fn directories_of_pins_and_files_are_checked() {
             Fail,
             &["user 0", "chown -R 999: "],
         ),
+        (
+            "pins of an agent with another run directory and another hub",
+            |f| pins(f).are_of_another = true,
+            "pins.agent",
+            Fail,
+            &["another agent", "/sys/fs/bpf/xdp-imds", "another --pins, --run and --hub"],
+        ),
         ("pins of another version", |f| pins(f).versions.push("v2".into()), "pins.versions", Warn, &["v2"]),
         (
             "no directory of records",
@@ -874,14 +881,23 @@ fn programs_of_a_running_agent_are_no_problem_and_those_of_a_dead_one_are_its_ow
 
 #[test]
 fn taps_are_not_closed_while_an_agent_with_another_run_directory_serves_them() {
-    let mut facts = healthy();
-    facts.node.agent = None;
-    facts.node.hub = Ok(vec![("imds-tap".into(), "tap".into())]);
-    facts.pins.as_mut().expect("pins").links =
-        Ok(vec![PinnedLink { name: "port-1-7-9".into(), ifindex: Some(7) }]);
-    let checks = all(&facts);
-    let found: Vec<_> = wrong(&checks).iter().map(|check| check.name).collect();
-    assert!(found.contains(&"hub") && !found.contains(&"agent.closed"), "{found:?}");
+    for (what, spoil, named) in [
+        (
+            "with this hub",
+            (|f| f.node.hub = Ok(vec![("imds-tap".into(), "tap".into())])) as fn(&mut Facts),
+            "hub",
+        ),
+        ("with another hub", |f| f.pins.as_mut().expect("pins").are_of_another = true, "pins.agent"),
+    ] {
+        let mut facts = healthy();
+        facts.node.agent = None;
+        facts.pins.as_mut().expect("pins").links =
+            Ok(vec![PinnedLink { name: "port-1-7-9".into(), ifindex: Some(7) }]);
+        spoil(&mut facts);
+        let checks = all(&facts);
+        let found: Vec<_> = wrong(&checks).iter().map(|check| check.name).collect();
+        assert_eq!(found, [named], "{what}");
+    }
 }
 
 #[test]
