@@ -64,12 +64,23 @@ pub(super) enum Conflict {
     },
 }
 
+/// The words of a [`Conflict::Taken`] before the record that keeps the identity.
+const BELONGS_TO: &str = " already belongs to ";
+
+impl Conflict {
+    /// Returns what the sentence of a conflict is about: the record that is refused, and its MAC and port. Which record
+    /// keeps them depends on the sources that are known.
+    pub(super) fn subject(sentence: &str) -> &str {
+        sentence.split_once(BELONGS_TO).map_or(sentence, |(subject, _)| subject)
+    }
+}
+
 impl fmt::Display for Conflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Taken { identity, kept, refused } => write!(
                 f,
-                "{refused}: {} on port {} already belongs to {kept}; give one of the NICs another MAC or port",
+                "{refused}: {} on port {}{BELONGS_TO}{kept}; give one of the NICs another MAC or port",
                 identity.mac, identity.port
             ),
             Self::Ambiguous { mac, ports, refused } => write!(
@@ -452,6 +463,24 @@ mod tests {
         let records =
             ActiveRecords::from([("a".into(), record("a", A, port)), (api.clone(), record("z", A, port))]);
         assert_eq!(identities(&planned(&records, &[])), [(who("tap0", A), Some(api))].into());
+    }
+
+    #[test]
+    fn the_sentences_of_a_refused_nic_have_one_subject_whoever_keeps_its_identity() {
+        let port = ", port: {ifname: tap0}";
+        let api = RecordId::new(RecordSource::Api, "z");
+        let files =
+            ActiveRecords::from([("a".into(), record("a", A, port)), ("b".into(), record("b", A, port))]);
+        let sentences = |records: &ActiveRecords| {
+            planned(records, &[]).conflicts().map(|conflict| conflict.to_string()).collect::<Vec<_>>()
+        };
+        let of_files = sentences(&files);
+        let of_all = sentences(&files.into_iter().chain([(api, record("z", A, port))]).collect());
+        assert_eq!((of_files.len(), of_all.len()), (1, 2), "b; a and b");
+        let subject = format!("b: {A} on port tap0");
+        assert_eq!(Conflict::subject(&of_files[0]), subject);
+        assert!(of_all.iter().any(|sentence| Conflict::subject(sentence) == subject), "{of_all:?}");
+        assert!(!of_all.contains(&of_files[0]), "another record keeps it");
     }
 
     #[test]

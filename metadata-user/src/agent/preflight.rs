@@ -16,7 +16,7 @@ use metadata_feed::state::token_file;
 use rustix::fs::{Access, access};
 
 use super::endpoint::gid_of;
-use super::plan::Plan;
+use super::plan::{Conflict, Plan};
 use super::state::KEY_FILE;
 use crate::config::{Config, PortSpec};
 use metadata_content::record::Record;
@@ -292,6 +292,13 @@ impl RecordConflicts {
     /// Adds a record.
     pub fn add(&mut self, id: &RecordId, record: &Record) {
         self.0.put(id, Some(record));
+    }
+
+    /// Returns what such a sentence is about: the record, and its MAC and port. The rest of it depends on the sources
+    /// that are known, one of which may have precedence.
+    #[must_use]
+    pub fn subject(sentence: &str) -> &str {
+        Conflict::subject(sentence)
     }
 
     /// Returns a sentence for each record that cannot be served.

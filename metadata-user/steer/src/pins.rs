@@ -651,8 +651,8 @@ fn lock(pins: &Path, version: &str, how: FlockOperation) -> Result<Option<File>,
     Ok(None)
 }
 
-/// Whether an agent runs or starts with these pins, of this version of the layout or another: it has the lock. The lock is
-/// tried, and given back at once.
+/// Whether an agent runs or starts with these pins, of this version of the layout or another: it has the lock. If none
+/// does, the lock is taken and given back at once.
 pub(super) fn are_held(pins: &Path) -> Result<bool, PinsError> {
     let own = pins.join(PINS_VERSION).is_dir().then(|| PINS_VERSION.to_owned());
     for version in own.into_iter().chain(other_versions(pins)) {

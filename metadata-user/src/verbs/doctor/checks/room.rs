@@ -2,6 +2,7 @@
 
 use super::super::{Check, CheckStatus, Directory, ExposedFile, Facts, FileSystem, PinFacts, RecordFacts};
 use super::count;
+use crate::agent::preflight::RecordConflicts;
 use crate::config::Config;
 use metadata_common::run::{UNIT_HIDES, UNIT_WRITES, is_home};
 use metadata_feed::state::token_file;
@@ -35,9 +36,9 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     }));
     let feeds = &facts.wanted.feeds;
     checks.extend(token_key(facts));
-    checks.extend(facts.records.iter().flat_map(conflicts));
+    checks.extend(conflicts(facts));
+    checks.extend(facts.records.iter().flat_map(same_vm));
     checks.extend(facts.records.iter().flat_map(files));
-    checks.extend(of_agent(facts));
     match &facts.records {
         None if !feeds.is_empty() => {
             let found =
@@ -138,12 +139,19 @@ fn token_key(facts: &Facts) -> Option<Check> {
     ))
 }
 
-/// Checks the conflicts of all sources that the running agent reports, but for those that the directory of records shows.
-fn of_agent(facts: &Facts) -> Vec<Check> {
-    let listed = facts.records.iter().flat_map(|records| &records.conflicts);
-    let listed: Vec<_> = listed.collect();
-    let conflicts = facts.node.conflicts.iter().filter(|conflict| !listed.contains(conflict));
-    conflicts.take(TOLD).map(|conflict| contested(conflict)).collect()
+/// Checks that no two records are for one MAC on one port: those of the directory, and those of all sources that the
+/// running agent reports. Each NIC is reported once. If both know it, the agent says who has it, perhaps a record of
+/// another source.
+fn conflicts(facts: &Facts) -> Vec<Check> {
+    fn is_same(one: &str, other: &str) -> bool {
+        RecordConflicts::subject(one) == RecordConflicts::subject(other)
+    }
+    let of_agent = &facts.node.conflicts;
+    let of_directory: Vec<&String> = facts.records.iter().flat_map(|records| &records.conflicts).collect();
+    let listed =
+        of_directory.iter().copied().map(|own| of_agent.iter().find(|one| is_same(one, own)).unwrap_or(own));
+    let others = of_agent.iter().filter(|one| !of_directory.iter().any(|own| is_same(one, own)));
+    listed.chain(others.take(TOLD)).map(|conflict| contested(conflict)).collect()
 }
 
 fn contested(conflict: &str) -> Check {
@@ -405,9 +413,8 @@ fn written(what: &str, directory: &Directory, uid: u32) -> Check {
     }
 }
 
-/// Checks that no two records are for one MAC on one port, or for one VM.
-fn conflicts(records: &RecordFacts) -> Vec<Check> {
-    let macs = records.conflicts.iter().map(|conflict| contested(conflict));
+/// Checks that no two records are for one VM.
+fn same_vm(records: &RecordFacts) -> Vec<Check> {
     let owners = records.same_vm.iter().map(|(one, other, owner)| {
         Check::warn(
             "records.vm",
@@ -417,7 +424,7 @@ fn conflicts(records: &RecordFacts) -> Vec<Check> {
              write",
         )
     });
-    macs.chain(owners).collect()
+    owners.collect()
 }
 
 /// Checks the credentials that records name, and who may read the files.

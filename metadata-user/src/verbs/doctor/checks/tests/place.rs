@@ -286,6 +286,36 @@ fn a_fault_that_the_running_agent_reports_too_is_shown_once() {
     }
 }
 
+#[test]
+fn a_nic_whose_identity_several_records_have_is_reported_once() {
+    let of = |refused: &str, kept: &str| {
+        format!("{refused}: 52:54:00:00:00:0a on port tap0 already belongs to {kept}; give one another")
+    };
+    for (what, of_directory, of_agent, found) in [
+        ("two files", vec![of("b", "a")], vec![of("b", "a")], vec![of("b", "a")]),
+        (
+            "two files and a registered VM, which only the agent knows",
+            vec![of("b", "a")],
+            vec![of("a", "api/z"), of("b", "api/z")],
+            vec![of("b", "api/z"), of("a", "api/z")],
+        ),
+        ("a file that the agent has not read yet", vec![of("b", "a")], vec![], vec![of("b", "a")]),
+        (
+            "other files, and records of other sources",
+            vec![of("b", "a")],
+            vec![of("d", "c")],
+            vec![of("b", "a"), of("d", "c")],
+        ),
+    ] {
+        let mut facts = healthy();
+        facts.records.as_mut().expect("records").conflicts = of_directory;
+        facts.node.conflicts = of_agent;
+        let checks = all(&facts);
+        let reported: Vec<_> = wrong(&checks).iter().map(|check| check.found.clone()).collect();
+        assert_eq!(reported, found, "{what}");
+    }
+}
+
 fn refusal(record: &str) -> RefusedRecord {
     RefusedRecord { record: record.into(), reason: "no such field".into() }
 }
