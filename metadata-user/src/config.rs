@@ -396,6 +396,32 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_port_is_listed_once_for_each_of_its_guests() {
+        const PORT: &str = "expected each port with each MAC at most once";
+        for (text, found) in [
+            ("{ifname: t0, mac: '52:54:00:00:00:01'}, {ifname: t0, mac: '52:54:00:00:00:02'}", None),
+            ("{ifname: t0, mac: '52:54:00:00:00:01'}, {ifname: t1, mac: '52:54:00:00:00:01'}", None),
+            ("{ifname: t0}, {ifname: t0, netns: blue}, {ifname: t0, mac: '52:54:00:00:00:01'}", None),
+            ("{ifname: t0}, {ifname: t1}, {ifname: t0}", Some("found t0 twice")),
+            (
+                "{ifname: t0, mac: '52:54:00:00:00:0A'}, {ifname: t0, mac: '52:54:00:00:00:0a'}",
+                Some("found t0 with 52:54:00:00:00:0a twice"),
+            ),
+            ("{ifname: t0, netns: blue}, {ifname: t0, netns: blue}", Some("found t0 in blue twice")),
+        ] {
+            let config = Config::parse(&format!("ports: [{text}]\n")).expect(text);
+            let error = config.validate().err().map(|error| error.to_string());
+            let is_as_expected = match (&error, found) {
+                (Some(error), Some(found)) => {
+                    error.starts_with(&format!("ports: {PORT}")) && error.ends_with(found)
+                }
+                (error, found) => error.is_none() && found.is_none(),
+            };
+            assert!(is_as_expected, "{text}: {error:?}");
+        }
+    }
+
     /// The JSON pointers (RFC 6901) to all numbers of a document.
     #[cfg(feature = "kubevirt")]
     fn numbers(document: &Value, at: String) -> Vec<String> {

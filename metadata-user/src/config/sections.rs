@@ -1,5 +1,6 @@
 //! The sections whose types belong to this crate. The crates that use the other sections define their types.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -265,6 +266,7 @@ impl Config {
         if let Some(name) = self.page_hosts.iter().find(|name| !is_host_name(name)) {
             return value("page_hosts", "host names without a port".into(), format!("`{name}`"));
         }
+        self.validate_ports()?;
         self.validate_addresses()?;
         if let Some(identity) = &self.identity {
             identity.validate()?;
@@ -327,6 +329,20 @@ impl Config {
                 found: found.to_string(),
             }),
         }
+    }
+
+    /// One of two equal entries was meant for another guest, which would get no metadata.
+    fn validate_ports(&self) -> Result<(), ConfigError> {
+        let mut seen = BTreeSet::new();
+        let Some(twice) = self.ports.iter().find(|port| !seen.insert((&port.name, port.mac))) else {
+            return Ok(());
+        };
+        let of_guest = twice.mac.map_or_else(String::new, |mac| format!(" with {mac}"));
+        Err(ConfigError::Value {
+            field: "ports",
+            expected: "each port with each MAC at most once, those of --port included".into(),
+            found: format!("{}{of_guest} twice", twice.name),
+        })
     }
 
     fn validate_addresses(&self) -> Result<(), ConfigError> {
