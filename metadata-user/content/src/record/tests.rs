@@ -133,6 +133,11 @@ fn an_error_names_the_place_the_expected_and_the_found_value() {
         ),
         ("{role: web}", "{ro le: web}", "r.yaml:41:19: metadata.ro le: expected a key of"),
         (
+            "metadata: {role: web}",
+            "identity: {subject: \"vm {owner}\"}",
+            "r.yaml:41:21: identity.subject: expected 1 to 255 letters, digits and",
+        ),
+        (
             "2030-01-01",
             "2030-13-01",
             "r.yaml:45:115: credentials.iam.expires: expected a time as in RFC 3339",
@@ -224,6 +229,16 @@ fn a_probable_mistake_causes_a_warning_with_its_place() {
             "date_tree: ec2",
             "dialects: [ec2]\n  date_tree: cloudstack",
             "r.yaml:49:14: serve.date_tree: the tree below /latest is not EC2's",
+        ),
+        (
+            "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d",
+            "00000000-0000-0000-0000-000000000000",
+            "r.yaml:4:9: vm.uuid: all zeros",
+        ),
+        (
+            VENDOR,
+            "text: \"#cloud_config\\n{}\\n\"",
+            "r.yaml:20:14: vendor_data: begins with `#cloud_config`, so that cloud-init does not",
         ),
         (VENDOR, "text: abcd", "r.yaml:20:21: vendor_data.text: the text is also valid base64"),
         (

@@ -41,6 +41,7 @@ pub(super) fn validate(
 ) -> Result<Vec<Warning>, RecordError> {
     let mut validator = Validator { text, read_again: 0, limits, warnings: Vec::new() };
     validator.counts(record)?;
+    validator.uuid(record);
     validator.hostname(record)?;
     // Before the payloads, because credentials may have become the user-data.
     validator.systemd(record)?;
@@ -106,6 +107,15 @@ impl Validator<'_> {
         self.at_most(&way!["files"], limits.files_bytes, bytes, "bytes in all files")
     }
 
+    /// Warns of the UUID of a machine that has none (the nil UUID, RFC 9562 section 5.9).
+    fn uuid(&mut self, record: &Record) {
+        if record.vm.uuid.as_str().bytes().all(|byte| matches!(byte, b'0' | b'-')) {
+            let message = "all zeros, as of every machine without a UUID: such VMs have one instance id and, without \
+                           `vm.owner`, share passwords and what their guests write; write the VM's own";
+            self.warn(&way!["vm", "uuid"], message);
+        }
+    }
+
     fn hostname(&self, record: &Record) -> ValidationResult {
         let length = record.hostname.fqdn().len();
         if length <= FQDN_BYTES {
@@ -155,6 +165,7 @@ impl Validator<'_> {
                 return self.refuse(&way![name], expected, payload.len(), remedy);
             }
             self.guessable(name, payload);
+            self.misspelt(name, payload);
             self.unlike_unix(name, payload);
             self.textual(record, name, payload);
         }
@@ -202,6 +213,19 @@ impl Validator<'_> {
             "{message}, so that cloud-init does not recognise its kind and ignores it; save it without"
         );
         self.warn(&way![name], message);
+    }
+
+    /// Warns of a first line that is meant to be `#cloud-config`, by which cloud-init recognises its configuration.
+    fn misspelt(&mut self, name: &str, payload: &Payload) {
+        let Some(bytes) = payload.bytes() else { return };
+        let first = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        if let Some(line) = misspelt_cloud_config(first) {
+            let message = format!(
+                "begins with `{line}`, so that cloud-init does not recognise its kind and ignores it; write \
+                 `#cloud-config`"
+            );
+            self.warn(&way![name], message);
+        }
     }
 
     /// Warns of text that is also valid base64, which some clients decode. A final newline prevents that.
@@ -553,6 +577,15 @@ impl Validator<'_> {
     }
 }
 
+/// Returns a line that has the letters of `#cloud-config` and not its hyphen alone. cloud-init ignores the case of
+/// letters, and spaces before the `#`.
+fn misspelt_cloud_config(line: &[u8]) -> Option<&str> {
+    let line = std::str::from_utf8(line).ok()?.trim();
+    let letters = line.strip_prefix('#')?.chars().filter(|c| !matches!(c, ' ' | '_' | '-'));
+    let is_meant = letters.map(|c| c.to_ascii_lowercase()).eq("cloudconfig".chars());
+    (is_meant && !line.eq_ignore_ascii_case("#cloud-config")).then_some(line)
+}
+
 /// Returns whether sshd takes a line for a public key (sshd(8), AUTHORIZED_KEYS FILE FORMAT): options, the type, and
 /// the key in base64, which begins with its type (RFC 4253 section 6.6).
 fn is_openssh_key(line: &str) -> bool {
@@ -595,7 +628,35 @@ pub fn is_network_data(given: &serde_json::Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::is_openssh_key;
+    use super::{is_openssh_key, misspelt_cloud_config};
+
+    #[test]
+    fn the_first_line_of_a_cloud_config_has_one_hyphen_and_nothing_else() {
+        for line in [
+            "#cloud_config",
+            "#cloudconfig",
+            "# cloud-config",
+            "#Cloud_Config\r",
+            "#cloud--config",
+            "#cloud config",
+        ] {
+            assert_eq!(misspelt_cloud_config(line.as_bytes()), Some(line.trim()), "{line}");
+        }
+        for line in [
+            "#cloud-config",
+            "#Cloud-Config\r",
+            "  #cloud-config",
+            "#cloud-config-archive",
+            "# cloud config of the web servers",
+            "cloud_config",
+            "#!/bin/sh",
+            "#",
+            "",
+        ] {
+            assert_eq!(misspelt_cloud_config(line.as_bytes()), None, "{line}");
+        }
+        assert_eq!(misspelt_cloud_config(b"#\xff"), None);
+    }
 
     #[test]
     fn a_public_key_names_its_type_twice() {
