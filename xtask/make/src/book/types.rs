@@ -513,13 +513,15 @@ fn parameters(document: &Value, of: [&Value; 2], page: &mut String) -> Result<()
     if all.is_empty() {
         return Ok(());
     }
-    page.push_str("\n| Parameter | In | Meaning |\n|---|---|---|\n");
+    page.push_str("\n| Parameter | In | Value | Meaning |\n|---|---|---|---|\n");
     for one in all {
+        // The words of a parameter have no table of their own, to which the name of their type would lead.
         writeln!(
             page,
-            "| `{}` | {} | {} |",
+            "| `{}` | {} | {} | {} |",
             cell(&one["name"]),
             cell(&one["in"]),
+            schema_kind(resolved(document, &one["schema"])),
             cell(&one["description"])
         )?;
     }
@@ -536,8 +538,35 @@ fn responses(document: &Value, operation: &Value, page: &mut String) -> Result<(
 
 #[cfg(test)]
 mod tests {
-    use super::page;
+    use super::{page, parameters};
     use crate::book::code::Code;
+    use serde_json::json;
+
+    #[test]
+    fn a_parameter_has_the_words_that_it_takes() {
+        let document = json!({"components": {
+            "parameters": {"Tag": {"name": "If-Match", "in": "header", "description": "A tag.", "schema": {"type": "string"}}},
+            "schemas": {"Source": {"type": "string", "enum": ["api", "file"]}},
+        }});
+        let item = json!({"parameters": [
+            {"name": "source", "in": "query", "description": "Whose.", "schema": {"$ref": "#/components/schemas/Source"}},
+        ]});
+        let operation = json!({"parameters": [
+            {"$ref": "#/components/parameters/Tag"},
+            {"name": "wait", "in": "query", "description": "How.", "schema": {"type": "string", "enum": ["attached"]}},
+            {"name": "until", "in": "query", "description": "What.", "schema": {"const": "acknowledged"}},
+        ]});
+        let mut page = String::new();
+        parameters(&document, [&item, &operation], &mut page).expect("a table");
+        assert_eq!(
+            page,
+            "\n| Parameter | In | Value | Meaning |\n|---|---|---|---|\n\
+             | `source` | query | `api`, `file` | Whose. |\n\
+             | `If-Match` | header | string | A tag. |\n\
+             | `wait` | query | `attached` | How. |\n\
+             | `until` | query | `acknowledged` | What. |\n"
+        );
+    }
 
     #[test]
     fn a_page_has_the_fields_of_types_wherever_they_are_defined() {
