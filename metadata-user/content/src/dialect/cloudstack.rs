@@ -16,7 +16,9 @@ pub(super) static DIALECT: Description = Description::new(
     "`DataSourceCloudStack`, `DataSourceExoscale`",
     render,
 )
-.remark("any date for `latest`, with `serve.date_tree: cloudstack`; passwords on port 8080");
+.remark(
+    "`/latest`, and any date for it, only with `serve.date_tree: cloudstack`; passwords on port 8080 with either tree",
+);
 
 /// Header field with the request to the password server.
 const REQUEST: &str = "DomU_Request";
