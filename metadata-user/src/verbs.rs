@@ -19,6 +19,7 @@ pub mod webhook;
 use clap::Command;
 use metadata_control::instances::RegistrationError;
 use metadata_control::status::ClientError;
+use metadata_datapath::afxdp::AfxdpError;
 use metadata_feed::FeedError;
 use metadata_links::error::LinkError;
 use metadata_steer::{PinsError, SteerError};
@@ -176,7 +177,8 @@ impl Exit {
         };
         let errno = cause.downcast_ref::<Errno>();
         let is_denied = io == Some(io::ErrorKind::PermissionDenied)
-            || errno.is_some_and(|errno| matches!(*errno, Errno::PERM | Errno::ACCESS));
+            || errno.is_some_and(|errno| matches!(*errno, Errno::PERM | Errno::ACCESS))
+            || cause.downcast_ref::<AfxdpError>().is_some_and(AfxdpError::is_lock_denied);
         // These have no cause: only texts of it were kept.
         let is_denied = is_denied
             || matches!(cause.downcast_ref(), Some(StartError::Denied(_)))
@@ -239,11 +241,10 @@ mod tests {
     use std::io;
 
     use crate::agent::preflight::ConfigRefusal;
-    use metadata_datapath::afxdp::AfxdpError;
 
     use super::{
-        Command, ConfigRefusals, Exit, FeedError, LinkError, PinsError, SocketError, StartError, SteerError,
-        exit_codes, with_exit_codes,
+        AfxdpError, Command, ConfigRefusals, Exit, FeedError, LinkError, PinsError, SocketError, StartError,
+        SteerError, exit_codes, with_exit_codes,
     };
 
     fn denied() -> io::Error {
@@ -315,6 +316,8 @@ mod tests {
             FeedError::Io { path: path(), expected: "a file", error: std::sync::Arc::new(denied()) }.into(),
             anyhow::Error::from(rustix::io::Errno::ACCESS).context("reading"),
             anyhow::Error::from(AfxdpError::Open(rustix::io::Errno::PERM)).context("binding the sockets"),
+            anyhow::Error::from(AfxdpError::Memory { source: rustix::io::Errno::NOBUFS })
+                .context("binding the sockets"),
             StartError::Denied("cannot read /keys".into()).into(),
             ConfigRefusals(vec![refusal(false), refusal(true)]).into(),
         ] {
@@ -323,6 +326,8 @@ mod tests {
         let missing = Err::<(), _>(io::Error::from(io::ErrorKind::NotFound)).context("reading");
         assert_eq!(Exit::of_error(&missing.expect_err("missing")), Exit::Failure);
         assert_eq!(Exit::of_error(&anyhow!("nothing else")), Exit::Failure);
+        let memory = AfxdpError::Memory { source: rustix::io::Errno::NOMEM };
+        assert_eq!(Exit::of_error(&memory.into()), Exit::Failure, "no memory is no missing permission");
         let refused = ConfigRefusals(vec![refusal(false)]);
         assert_eq!(refused.to_string(), refusal(false).to_string());
         assert_eq!(Exit::of_error(&refused.into()), Exit::Failure);

@@ -318,9 +318,11 @@ fn a_low_limit_on_open_files_is_reported_with_the_number_needed() {
 #[privileged::test]
 fn an_agent_without_a_capability_names_doctor_and_has_the_code_of_a_missing_permission() {
     let patient = Patient::new();
-    for capability in ["net_raw", "net_admin", "sys_admin"] {
+    for capability in ["net_raw", "net_admin", "sys_admin", "ipc_lock"] {
         let words = agent::arguments(&patient.room.path().join("records"), &[]);
-        let mut command = Command::new("setpriv");
+        // With less locked memory than frames take, so that `ipc_lock` is needed on any machine.
+        let mut command = Command::new("prlimit");
+        command.args(["--memlock=65536:65536", "setpriv"]);
         command.arg(format!("--bounding-set=-{capability}")).arg(format!("--inh-caps=-{capability}"));
         command.arg(agent::binary().expect("the agent")).args(words);
         let output = patient.host.ns().output(&mut command).expect("it runs");

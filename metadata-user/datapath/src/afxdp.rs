@@ -155,6 +155,16 @@ pub enum AfxdpError {
     Statistics(#[source] Errno),
 }
 
+impl AfxdpError {
+    /// True if the kernel did not lock the frame memory for want of CAP_IPC_LOCK. Without it the memory counts against
+    /// RLIMIT_MEMLOCK, and beyond that the kernel says ENOBUFS, as for nothing else here (`xdp_umem_account_pages` in
+    /// net/xdp/xdp_umem.c).
+    #[must_use]
+    pub fn is_lock_denied(&self) -> bool {
+        matches!(self, Self::Memory { source: Errno::NOBUFS })
+    }
+}
+
 // An AF_XDP socket: opened, sized, mapped, filled and bound in one call, or not at all.
 
 /// Minimum number of places in the RX ring.
