@@ -175,7 +175,7 @@ enum Verb {
     Trace(trace::TraceArgs),
     /// Show which dialect answers a request, the answer and the reason.
     ///
-    /// Reads the record only: no agent is needed, and no privilege.
+    /// Reads the record and the configuration only: no agent is needed, and no privilege.
     Explain(Explain),
     /// Print a new token key that several nodes can share.
     ///
@@ -275,7 +275,7 @@ struct Explain {
     /// Scaleway's dialect answers user-data only to ports below 1024.
     #[arg(long, value_name = "PORT", default_value_t = 40_000)]
     source_port: u16,
-    /// The agent's configuration file, whose `metadata` limits records.
+    /// The agent's configuration file: `metadata` limits records, `identity` issues tokens.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print one JSON document, of the form `explain/1`.
@@ -286,8 +286,20 @@ struct Explain {
 impl Explain {
     fn question(self) -> anyhow::Result<explain::ExplainRequest> {
         let Self { record, method, target, fields, body, to, port, source_port, config, json: _ } = self;
-        let limits = configured(config.as_deref())?.record_limits();
-        Ok(explain::ExplainRequest { record, limits, method, target, fields, body, to, port, source_port })
+        let config = configured(config.as_deref())?;
+        let (limits, identity) = (config.record_limits(), config.identity);
+        Ok(explain::ExplainRequest {
+            record,
+            limits,
+            identity,
+            method,
+            target,
+            fields,
+            body,
+            to,
+            port,
+            source_port,
+        })
     }
 }
 

@@ -191,6 +191,7 @@ fn no_debug_output_of_connections_or_settings_shows_a_secret() {
     let question = ExplainRequest {
         record: "vm.yaml".into(),
         limits: RecordLimits::DEFAULT,
+        identity: None,
         method: "GET".into(),
         target: "/".into(),
         fields: vec![canary("field")],
@@ -246,6 +247,7 @@ fn no_error_about_a_record_shows_its_secrets() {
         let question = ExplainRequest {
             record: file,
             limits: RecordLimits::DEFAULT,
+            identity: None,
             method: "GET".into(),
             target: "/".into(),
             fields: Vec::new(),

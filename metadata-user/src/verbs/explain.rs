@@ -7,6 +7,7 @@ use metadata_common::time::Now;
 use metadata_content::dialect;
 use metadata_content::http::target::normalise;
 use metadata_content::http::{Headers, Method, Request, Response};
+use metadata_content::identity::{Issuer, SigningJob};
 use metadata_content::record::RecordLimits;
 use metadata_content::store::{
     Endpoint, Host, Interner, LiveOutcome, LiveRequest, LookupExplanation, Responses, Route, VmState,
@@ -15,10 +16,12 @@ use serde::Serialize;
 use std::io::Write;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use std::{fmt, io};
 
 use super::{Exit, ExitError, options};
+use crate::config::IdentityConfig;
 
 /// Maximum number of bytes printed of a body.
 const SHOWN_BYTES: usize = 8 << 10;
@@ -32,6 +35,8 @@ pub struct ExplainRequest {
     pub record: PathBuf,
     /// Size limits of the record.
     pub limits: RecordLimits,
+    /// The issuer of identity tokens; `None` for a node without one.
+    pub identity: Option<IdentityConfig>,
     /// The request's method.
     pub method: String,
     /// The request's target: a path, or a whole URL.
@@ -93,6 +98,9 @@ struct Explanation {
     others: Vec<ExplainedRoute>,
     #[serde(skip_serializing_if = "Option::is_none")]
     answer: Option<ExplainedAnswer>,
+    /// What the node's signer would be asked to sign, if the answer needs that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signing: Option<ExplainedSigning>,
     /// When the answer comes, if it waits for a change.
     #[serde(skip_serializing_if = "Option::is_none")]
     waits: Option<String>,
@@ -125,6 +133,25 @@ struct ExplainedCondition {
     /// The status of the answer if the condition is not met.
     status: u16,
 }
+
+/// A token or document that a node with an issuer signs. No key is read to tell.
+#[derive(Debug, Serialize)]
+struct ExplainedSigning {
+    /// `token`, the name of a cloud's form of it, or that of a document.
+    kind: &'static str,
+    /// The VM's subject.
+    subject: String,
+    /// `None` for a document that is for everybody.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    audience: Option<String>,
+    /// The node's issuer.
+    issuer: String,
+    /// Where the key is that signs, and where its public half is found.
+    key: String,
+}
+
+/// What the last request would have signed.
+type NotedSigning = Arc<Mutex<Option<ExplainedSigning>>>;
 
 #[derive(Debug, Serialize)]
 struct ExplainedAnswer {
@@ -182,7 +209,7 @@ fn explanation(question: &ExplainRequest) -> anyhow::Result<Explanation> {
         let target = Printable(&question.target);
         usage(format!("`{target}` is not a valid path: {error}; a guest gets 400 or 404"))
     })?;
-    let responses = rendered(question)?;
+    let (responses, signing) = rendered(question)?;
     let request = Request {
         method,
         target: target.target(),
@@ -206,6 +233,7 @@ fn explanation(question: &ExplainRequest) -> anyhow::Result<Explanation> {
         computed: None,
         others: Vec::new(),
         answer: None,
+        signing: None,
         waits: None,
     };
     explain(&responses, now, &connection, &request, &mut explanation);
@@ -214,13 +242,17 @@ fn explanation(question: &ExplainRequest) -> anyhow::Result<Explanation> {
             explanation.answer = Some(answer(&response, method));
         }
         LiveOutcome::Park(parked) => {
-            explanation.waits = Some(format!("after a change, or after {:?}", parked.until));
+            explanation.signing = signing.lock().unwrap_or_else(PoisonError::into_inner).take();
+            explanation.waits = Some(match explanation.signing {
+                Some(_) => format!("once it is signed, or 503 after {:?}", parked.until),
+                None => format!("after a change, or after {:?}", parked.until),
+            });
         }
     }
     Ok(explanation)
 }
 
-fn rendered(question: &ExplainRequest) -> anyhow::Result<Responses> {
+fn rendered(question: &ExplainRequest) -> anyhow::Result<(Responses, NotedSigning)> {
     if !question.record.try_exists().unwrap_or(true) {
         let record = question.record.display();
         bail!(
@@ -229,7 +261,37 @@ fn rendered(question: &ExplainRequest) -> anyhow::Result<Responses> {
         );
     }
     let (record, _) = options::load(&question.record, &question.limits)?;
-    Ok(dialect::render(&record, &mut Interner::new(), VmState::alone(record.owner_text())))
+    let (vm, signing) = (VmState::alone(record.owner_text()), NotedSigning::default());
+    let vm = match &question.identity {
+        Some(identity) => vm.issued_by(&issuer(identity, &signing), &record),
+        None => vm,
+    };
+    Ok((dialect::render(&record, &mut Interner::new(), vm), signing))
+}
+
+/// Makes an issuer that signs nothing, and notes what the node's signer would be asked to sign.
+fn issuer(identity: &IdentityConfig, signing: &NotedSigning) -> Issuer {
+    let (config, noted) = (identity.clone(), Arc::clone(signing));
+    let issuer = Issuer::new(identity.trust_domain.as_deref(), move |order| {
+        let key = match (order.work(), &config.certificate) {
+            (SigningJob::Jwt(_), _) | (_, None) => {
+                format!("{} in {}, public at {}", config.algorithm, config.keys.display(), config.jwks_uri())
+            }
+            (_, Some(files)) => {
+                format!("{}, with the certificates in {}", files.key.display(), files.chain.display())
+            }
+        };
+        *noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(ExplainedSigning {
+            kind: order.kind(),
+            subject: order.subject().to_owned(),
+            audience: order.audience().map(str::to_owned),
+            issuer: config.issuer.clone(),
+            key,
+        });
+        true
+    });
+    issuer.set_signs_documents(identity.certificate.is_some());
+    issuer
 }
 
 /// Finds the route, and whether its conditions are met.
@@ -320,6 +382,12 @@ fn print(explanation: &Explanation, out: &mut dyn Write) -> io::Result<()> {
     if let Some(computed) = &explanation.computed {
         writeln!(out, "  computed    {computed}")?;
     }
+    if let Some(ExplainedSigning { kind, subject, audience, issuer, key }) = &explanation.signing {
+        let audience = audience.as_ref().map(|one| format!(" for {}", Printable(one))).unwrap_or_default();
+        let (subject, issuer) = (Printable(subject), Printable(issuer));
+        writeln!(out, "  signs       {kind}{audience}: subject {subject}, issuer {issuer}")?;
+        writeln!(out, "  key         {}", Printable(key))?;
+    }
     if let Some(waits) = &explanation.waits {
         writeln!(out, "  answer      {waits}")?;
     }
@@ -378,6 +446,7 @@ mod tests {
         ExplainRequest {
             record: record.to_owned(),
             limits: RecordLimits::DEFAULT,
+            identity: None,
             method: method.into(),
             target: target.into(),
             fields: fields.iter().map(|field| (*field).to_owned()).collect(),
@@ -456,6 +525,49 @@ mod tests {
                 && error.contains("xdp-imds get --json"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn what_a_node_with_an_issuer_signs_is_explained_with_subject_issuer_and_key() {
+        let dir = tempfile::tempdir().expect("a directory is made");
+        let record = recorded(dir.path());
+        let identity = serde_json::json!({
+            "issuer": "https://imds.example",
+            "keys": "/etc/keys",
+            "trust_domain": "example.org",
+            "certificate": {"chain": "/etc/chain.pem", "key": "/etc/rsa.pem"},
+        });
+        let said = |target: &str, identity: Option<&serde_json::Value>| {
+            let identity = identity.map(|one| serde_json::from_value(one.clone()).expect("an issuer"));
+            let question =
+                ExplainRequest { identity, ..question(&record, "GET", target, &["Metadata: true"]) };
+            let mut out = Vec::new();
+            run(&question, false, &mut out).expect("an explanation");
+            String::from_utf8(out).expect("text")
+        };
+        let token = "/v1/identity/jwt?audience=vault";
+        let without = said(token, None);
+        assert!(without.contains("answer      404 ") && !without.contains("  signs  "), "{without}");
+        let subject = "subject spiffe://example.org/vm/7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+        for (target, signs, key) in [
+            (
+                token,
+                "token for vault",
+                "ES256 in /etc/keys, public at https://imds.example/.well-known/jwks.json",
+            ),
+            (
+                "/latest/dynamic/instance-identity/pkcs7",
+                "pkcs7",
+                "/etc/rsa.pem, with the certificates in /etc/chain.pem",
+            ),
+        ] {
+            let said = said(target, Some(&identity));
+            let wanted = format!(
+                "  signs       {signs}: {subject}, issuer https://imds.example\n  key         {key}\n  answer      once \
+                 it is signed, or 503 after 2s\n"
+            );
+            assert!(said.contains(&wanted), "wanted {wanted}\ngot {said}");
+        }
     }
 
     #[test]
