@@ -98,6 +98,9 @@ pub struct AgentStatus {
     /// UUIDs that several VMs share; at most [`LISTED_COMPLAINTS`]. No fault: each VM is known by its owner.
     #[serde(default)]
     pub shared_uuids: Vec<SharedUuid>,
+    /// The file of `token_key`, if it is missing while its keys stay in use. Also among the troubles.
+    #[serde(default)]
+    pub missing_token_key: Option<PathBuf>,
     /// How the sources of records can be read; only those that are asked again and again.
     #[serde(default)]
     pub sources: Vec<SourceStatus>,

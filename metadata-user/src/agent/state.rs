@@ -80,6 +80,8 @@ struct GivenKey {
     path: PathBuf,
     /// Its keys are in use. Until the file exists, a key of this node is.
     is_used: bool,
+    /// The file is missing, and its keys stay in use.
+    is_gone: bool,
     /// Why the keys that were read last stay in use.
     problem: Option<String>,
 }
@@ -87,7 +89,9 @@ struct GivenKey {
 impl GivenKey {
     /// Reads the keys again.
     fn follow(&mut self, keyring: &Keyring) {
-        let problem = match token_file::follow(keyring, &self.path) {
+        let read = token_file::follow(keyring, &self.path);
+        self.is_gone = self.is_used && matches!(read, Ok(false));
+        let problem = match read {
             Ok(true) => {
                 if !std::mem::replace(&mut self.is_used, true) {
                     let path = self.path.display();
@@ -96,7 +100,7 @@ impl GivenKey {
                 None
             }
             // That it is not there yet was logged at the start.
-            Ok(false) => self.is_used.then(|| token_file::missing(&self.path, true)),
+            Ok(false) => self.is_gone.then(|| token_file::missing(&self.path, true)),
             Err(error) => Some(error.to_string()),
         };
         if let Some(problem) = problem.as_ref().filter(|problem| self.problem.as_ref() != Some(problem)) {
@@ -243,7 +247,8 @@ impl NodeState {
         let given = config.token_key.as_deref().map(given).transpose()?.flatten();
         let is_used = given.is_some();
         let keyring = given.unwrap_or(keyring);
-        let given_key = config.token_key.clone().map(|path| GivenKey { path, is_used, problem: None });
+        let given_key = config.token_key.clone();
+        let given_key = given_key.map(|path| GivenKey { path, is_used, is_gone: false, problem: None });
         let state = Self {
             directory: config.state.clone(),
             keyring: Arc::new(keyring),
@@ -304,6 +309,12 @@ impl NodeState {
         if let Some(given) = &mut self.given_key {
             given.follow(&self.keyring);
         }
+    }
+
+    /// The file of the operator's token keys, if it is missing while its keys stay in use.
+    #[must_use]
+    pub fn missing_given_key(&self) -> Option<&Path> {
+        self.given_key.as_ref().filter(|given| given.is_gone).map(|given| &*given.path)
     }
 
     /// The file of this node's own token keys, unless the operator's are in use.
@@ -492,7 +503,10 @@ fn warn_of<T>(result: Result<T, mailboxes::MailboxError>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{MessageLoss, RECENT_LOSS, SinkCounts, given, lost_messages, read_only};
+    use super::{
+        Config, MessageLoss, NodeState, RECENT_LOSS, SinkCounts, given, lost_messages, read_only, token_file,
+        unix_now,
+    };
     use crate::logging::LogCollector;
     use std::time::Instant;
 
@@ -509,6 +523,31 @@ mod tests {
         if let Some(problem) = found.and_then(|path| read_only(path.as_ref())) {
             assert!(problem.contains("read-only") && problem.contains("make it writable"), "{problem}");
         }
+    }
+
+    #[test]
+    fn a_file_of_token_keys_that_goes_while_its_keys_are_used_is_named_until_it_is_back() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("token.key");
+        let config = Config { state: None, token_key: Some(path.clone()), ..Config::default() };
+        let follow = |state: &mut NodeState| {
+            state.follow_given_key();
+            let gone = token_file::missing(&path, true);
+            let is_named = state.missing_given_key() == Some(&*path);
+            assert_eq!(state.troubles().iter().any(|trouble| trouble.contains(&gone)), is_named);
+            is_named
+        };
+        let (mut state, _) = NodeState::open(&config).expect("a state");
+        assert!(!follow(&mut state), "it was never there");
+        let keys = room.path().join("keys");
+        token_file::open(&keys, unix_now()).expect("keys");
+        std::fs::copy(&keys, &path).expect("the file");
+        let (mut state, _) = NodeState::open(&config).expect("a state");
+        assert!(!follow(&mut state), "it is there");
+        std::fs::remove_file(&path).expect("removed");
+        assert!(follow(&mut state), "it has gone");
+        std::fs::copy(&keys, &path).expect("the file");
+        assert!(!follow(&mut state), "it is back");
     }
 
     #[test]

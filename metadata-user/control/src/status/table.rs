@@ -339,6 +339,7 @@ mod tests {
             refused: vec![RefusedRecord { record: "web.yaml".into(), reason: "no vm".into() }],
             mac_mismatches: vec![],
             shared_uuids: vec![],
+            missing_token_key: None,
             record_memory: RecordMemory { used: (5 << 20) + 1, limit: 512 << 20 },
             shares: vec![
                 Share { limit: "ports".into(), used: 9, most: 16_384, ..Share::default() },

@@ -1,6 +1,7 @@
 //! The wanted state: the records of all sources, and the plan made of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -376,6 +377,11 @@ impl RecordCatalogue {
     #[must_use]
     pub(super) fn state_troubles(&self) -> Vec<String> {
         self.state.troubles()
+    }
+
+    /// The file of the operator's token keys, if it is missing while its keys stay in use.
+    pub(super) fn missing_token_key(&self) -> Option<&Path> {
+        self.state.missing_given_key()
     }
 }
 

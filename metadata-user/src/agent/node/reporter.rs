@@ -157,6 +157,7 @@ impl Reporter {
             shadowed: view.shadowed(),
             mac_mismatches: Vec::new(),
             shared_uuids: view.shared_uuids(),
+            missing_token_key: view.catalogue.missing_token_key().map(Into::into),
             sources: self.source_reports(),
             identity: self.identity_report(),
             record_memory: {

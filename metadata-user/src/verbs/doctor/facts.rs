@@ -262,6 +262,8 @@ pub struct NodeFacts {
     pub attachments: Option<AttachmentStatus>,
     /// Problems in the running agent's status that no other check reports.
     pub problems: Vec<String>,
+    /// The file of token keys that the running agent misses while it uses its keys; `None` if there is none.
+    pub missing_token_key: Option<PathBuf>,
     /// The ports of the running agent whose guests use a MAC that no record has there.
     pub mac_mismatches: Vec<MacMismatch>,
     /// The ports that the running agent cannot serve, and its reasons.

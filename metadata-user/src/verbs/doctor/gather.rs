@@ -112,6 +112,7 @@ fn node(config: &Config) -> (NodeFacts, Vec<PortName>) {
         port_errors: of_records.map(port_errors).unwrap_or_default(),
         refused: of_records.map_or_else(Vec::new, |status| status.refused.clone()),
         conflicts: of_records.map_or_else(Vec::new, |status| status.conflicts.clone()),
+        missing_token_key: status.as_ref().and_then(|status| status.missing_token_key.clone()),
         problems: status.iter().flat_map(AgentStatus::other_problems).cloned().collect(),
         mac_mismatches: of_records.map_or_else(Vec::new, |status| status.mac_mismatches.clone()),
         other_records,

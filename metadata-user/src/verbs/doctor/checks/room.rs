@@ -129,11 +129,10 @@ fn exposed(exposed: &ExposedFile) -> Check {
 /// has gone.
 fn token_key(facts: &Facts) -> Option<Check> {
     let path = facts.wanted.missing_token_key.as_ref()?;
-    let gone = token_file::missing(path, true);
-    let is_gone = facts.node.problems.iter().any(|problem| problem.contains(&gone));
+    let is_gone = facts.node.missing_token_key.as_ref() == Some(path);
     Some(Check::warn(
         "token_key",
-        if is_gone { gone } else { token_file::missing(path, false) },
+        token_file::missing(path, is_gone),
         "the file of token keys that all nodes have",
         "Correct `token_key`, or put the file there (`xdp-imds token-key` makes one for all nodes); the agent takes it within a minute",
     ))

@@ -125,6 +125,7 @@ fn healthy() -> Facts {
             agent_user: None,
             attachments: None,
             problems: Vec::new(),
+            missing_token_key: None,
             mac_mismatches: Vec::new(),
             port_errors: Vec::new(),
             refused: Vec::new(),

@@ -447,12 +447,23 @@ fn the_node_is_checked() {
             "a file of token keys that has gone while the running agent uses its keys",
             |f| {
                 f.wanted.missing_token_key = Some("/nope".into());
+                f.node.missing_token_key = Some("/nope".into());
                 let gone = token_file::missing("/nope".as_ref(), true);
                 f.node.problems = vec![format!("the token key stays unchanged: {gone}")];
             },
             "token_key",
             Warn,
             &["/nope, the file of `token_key`, is missing: restore it", "put the file there"],
+        ),
+        (
+            "a missing file of token keys beside a running agent that has another one",
+            |f| {
+                f.wanted.missing_token_key = Some("/nope".into());
+                f.node.missing_token_key = Some("/other".into());
+            },
+            "token_key",
+            Warn,
+            &["/nope, the file of `token_key`, does not exist"],
         ),
         (
             "a guest with a MAC other than its record's",
