@@ -16,9 +16,9 @@
 //!                                 └──────────────────────────────────────────────────────┘
 //! ```
 //!
-//! 1. [`Steering::start`] makes the hub's devices (`hubs`), loads the object (`object`) and attaches `socket` to the
-//!    inner veth. Only then does it enter the hub in `HUBS`, because a veth accepts redirected frames only while its
-//!    peer runs XDP. It attaches `hub` to the hub tap. No port is steered yet.
+//! 1. [`Steering::start`] makes the hub's devices (`hub_devices`), loads the object (`object`) and attaches `socket` to
+//!    the inner veth. Only then does it enter the hub in `HUBS`, because a veth accepts redirected frames only while
+//!    its peer runs XDP. It attaches `hub` to the hub tap (`hubs`). No port is steered yet.
 //! 2. [`Steering::attach`] makes a tap a port: the tap gets an instance of `port` that knows the number of its
 //!    namespace, and a token bucket. The port now drops every frame for a metadata address, because no identity is
 //!    bound on it.
@@ -77,6 +77,7 @@ mod devices;
 mod documents;
 mod error;
 mod features;
+mod hub_devices;
 mod hubs;
 mod link;
 mod maps;
@@ -98,9 +99,8 @@ pub use config::{ClosedTaps, PortLimits, PreviousAgent, SteerConfig, SteeringMod
 pub use devices::{DeviceLookup, HubLosses, Losses, NAMESPACES_AT_ONCE, exists};
 pub use documents::{BodyKey, DocumentTable, Editions, KernelResponse, SlotTokens};
 pub use error::SteerError;
-pub use hubs::{
-    HUB_MTU, Hub, Hubs, Ring, check_port_name, hub_queues, is_hub_device, is_hub_tap, release_hubs,
-};
+pub use hub_devices::{HUB_MTU, check_port_name, is_hub_device, is_hub_tap, release_hubs};
+pub use hubs::{Hub, Hubs, Ring, hub_queues};
 pub use maps::{Counters, FlowClaimer, Maps};
 pub use metadata_common::maps::HUB_QUEUES;
 pub use pin_watch::PinWatch;

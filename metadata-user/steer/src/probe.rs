@@ -35,8 +35,9 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use super::hub_devices::{is_as_made, names as hub_names};
 use super::object::{Object, load_program};
-use super::{HUBS_OF_A_SIDE, SteerConfig, SteerError, Steering, devices, hubs, pins};
+use super::{HUBS_OF_A_SIDE, SteerConfig, SteerError, Steering, devices, pins};
 
 // A port's device, and the programs on it.
 
@@ -319,7 +320,7 @@ pub fn hub_devices(prefix: &str, hubs: u32) -> Result<Vec<(String, String)>, Pro
     // An agent uses either side of the hub numbers.
     let sides = [0, HUBS_OF_A_SIDE];
     let numbers = sides.into_iter().flat_map(|first| first..first + hubs.min(HUBS_OF_A_SIDE));
-    for name in numbers.flat_map(|number| hubs::names(prefix, number)) {
+    for name in numbers.flat_map(|number| hub_names(prefix, number)) {
         if let Some(ifindex) = netns::index_of(&name)? {
             let kind = netlink::kind(&name, ifindex)?;
             found.push((name, kind));
@@ -337,7 +338,7 @@ pub fn hub_devices_down(prefix: &str, hubs: u32) -> Result<Vec<String>, ProbeErr
     for (name, kind) in hub_devices(prefix, hubs)? {
         let is_ours = kind == netlink::VETH || kind == netlink::TUN;
         if let Some(ifindex) = netns::index_of(&name)?.filter(|_| is_ours)
-            && !hubs::is_as_made(&netlink::link_of(&name, ifindex)?)
+            && !is_as_made(&netlink::link_of(&name, ifindex)?)
         {
             down.push(name);
         }
@@ -353,7 +354,7 @@ pub fn veth_full(prefix: &str, hubs: u32) -> Result<u64, ProbeError> {
     let dropped = devices::dropped()?;
     let numbers = [0, HUBS_OF_A_SIDE].into_iter().flat_map(|first| first..first + hubs.min(HUBS_OF_A_SIDE));
     let mut sum = 0;
-    for [outer, ..] in numbers.map(|number| hubs::names(prefix, number)) {
+    for [outer, ..] in numbers.map(|number| hub_names(prefix, number)) {
         let ifindex = netns::index_of(&outer)?;
         let counts = dropped.iter().find(|(index, _)| Some(*index) == ifindex);
         sum += counts.map_or(0, |(_, counts)| counts.tx);

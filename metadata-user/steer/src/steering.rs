@@ -18,7 +18,8 @@ use super::devices::{Losses, NamespacePoll, place};
 use super::documents::DocumentTable;
 use super::error::{ProbeError, errno};
 use super::features::{Feature, Features};
-use super::hubs::{self, HubGuard, Hubs};
+use super::hub_devices::{self, HubGuard};
+use super::hubs::Hubs;
 use super::maps::{self, Maps, SlotBinding};
 use super::object::Object;
 use super::pins::PinDirectory;
@@ -64,7 +65,7 @@ impl Steering {
     /// A wrong configuration, a missing privilege or kernel feature, or a hub name or pins in use. Nothing remains
     /// then, and the pins are unchanged.
     pub fn start(config: &SteerConfig) -> Result<Self, SteerError> {
-        hubs::check_prefix(&config.hub)?;
+        hub_devices::check_prefix(&config.hub)?;
         let features = Features::ask();
         features.check()?;
         let tcx = features.answer(Feature::Tcx);
@@ -629,7 +630,7 @@ impl Steering {
 
 /// Fails for a device that can be no guest's: one of this agent's hubs, or one without Ethernet frames.
 fn check_guest_device(port: &PortName, ifindex: u32, hubs: &Hubs) -> Result<(), SteerError> {
-    hubs::check_port_name(hubs.prefix(), port)?;
+    hub_devices::check_port_name(hubs.prefix(), port)?;
     if hubs.has_device(ifindex) {
         return Err(SteerError::HubDevice { port: port.clone() });
     }
