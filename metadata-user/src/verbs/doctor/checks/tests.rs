@@ -1,6 +1,7 @@
 //! Tests the checks with the facts of nodes that have no problem, or one problem.
 
 mod place;
+mod ports;
 
 use metadata_common::port::PortName;
 use metadata_content::record::Smbios;
