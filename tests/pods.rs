@@ -21,7 +21,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use support::agent::{Agent, PortArgument, arguments_with_pins};
 use support::bpffs::Bpffs;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, Spec};
 use support::netns::Namespace;
 use support::pod::{

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use support::agent::Agent;
-use support::eventually::eventually;
+use support::eventually;
 use support::exposition::total;
 use support::record::Identity;
 use support::{privileged, seed};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use support::agent::{Agent, PortArgument, arguments};
 use support::bpffs::Bpffs;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, Spec};
 use support::host::Host;
 use support::netns::Namespace;

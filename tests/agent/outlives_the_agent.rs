@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use support::agent::{Agent, Metrics, PortArgument};
 use support::answers::PATHS;
 use support::bpffs::Bpffs;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::Host;
 use support::objects::Objects;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use support::agent::Agent;
 use support::bpffs::Bpffs;
-use support::eventually::eventually;
+use support::eventually;
 use support::exposition::total;
 use support::guest::{Guest, Spec};
 use support::host::Host;

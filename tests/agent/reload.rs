@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use serde_json::{Value, json};
 use support::agent::{self, Agent, PortArgument};
-use support::eventually::eventually;
+use support::eventually;
 use support::exposition::total;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::Host;

@@ -27,7 +27,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use support::agent::{Agent, PortArgument, arguments, binary};
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, Spec};
 use support::host::Host;
 use support::privilege::{Jail, NOBODY, User};

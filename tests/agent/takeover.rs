@@ -14,7 +14,7 @@ use std::time::Duration;
 use support::agent::{Agent, PortArgument};
 use support::answers::PATHS;
 use support::bpffs::Bpffs;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::Host;
 use support::netns::Namespace;

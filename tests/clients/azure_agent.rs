@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 use support::agent::Agent;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, NIC};
 use support::packages::{ESSENTIAL, Packages, With};
 use support::privileged;

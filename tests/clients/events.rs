@@ -10,7 +10,7 @@ use metadata_content::source::RecordSource;
 use metadata_control::instances::{add_event, events, wait_for_acknowledgement};
 use serde_json::{Value, json};
 use support::agent::Agent;
-use support::eventually::eventually;
+use support::eventually;
 use support::exposition::total;
 use support::inside::{self, Libraries, SCRIPT_SECONDS};
 use support::packages::{Packages, With};

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use support::agent::{Agent, PortArgument};
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, NIC, Spec};
 use support::host::Host;
 use support::inside::Root;

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::agent::METRICS;
 use support::apiserver::{ApiServer, Manner};
-use support::eventually::eventually;
+use support::eventually;
 use support::exposition::sum;
 use support::guest::{METADATA, NIC};
 use support::inside::Libraries;

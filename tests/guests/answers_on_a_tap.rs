@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 use support::agent::{ABSORBED, ANSWERED, Agent, Metrics, PortArgument, STEERED};
 use support::answers::PATHS;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Fetched, METADATA, Route, Spec};
 use support::host::Host;
 use support::pump::{Faults, Kind};

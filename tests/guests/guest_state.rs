@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use serde_json::{Value, json};
 use support::agent::binary;
-use support::eventually::eventually;
+use support::eventually;
 use support::exposition::total;
 use support::privileged;
 use support::record::Identity;

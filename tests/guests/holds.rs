@@ -11,7 +11,7 @@ use metadata_content::source::RecordSource;
 use metadata_control::instances::add_event;
 use serde_json::{Value, json};
 use support::agent::{self, Agent, PortArgument, binary};
-use support::eventually::eventually;
+use support::eventually;
 use support::exposition::total;
 use support::host::Host;
 use support::netns::run;

@@ -14,7 +14,7 @@ use std::time::Duration;
 use support::agent::{Agent, IMPOSTOR, PortArgument};
 use support::answers::PATHS;
 use support::arena::serves;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::METADATA;
 use support::host::Host;
 use support::netns::Namespace;

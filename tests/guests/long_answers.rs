@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::net::IpAddr;
 use std::time::Duration;
 use support::agent::{Agent, PortArgument};
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, METADATA, NIC, Spec};
 use support::host::Host;
 use support::netns::Namespace;

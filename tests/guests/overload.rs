@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use support::agent::Agent;
 use support::answers::PATHS;
 use support::arena::{ATTACKER, Arena, Scene, serves};
-use support::eventually::eventually;
+use support::eventually;
 use support::exposition::{self, total};
 use support::frames::{self, SERVED_V4, SERVED_V6, SOLICITED, with};
 use support::guest::METADATA;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use support::agent::{Agent, PortArgument};
 use support::answers::{self, PATHS};
 use support::bpffs::Bpffs;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::METADATA;
 use support::host::Host;
 use support::netns::Namespace;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use support::agent::{Agent, PortArgument};
-use support::eventually::eventually;
+use support::eventually;
 use support::exposition::{Family, sum};
 use support::guest::METADATA;
 use support::host::Host;

@@ -4,7 +4,7 @@ use anyhow::ensure;
 use std::time::Duration;
 use support::agent::{self, Agent, PortArgument};
 use support::bpffs::Bpffs;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, Spec};
 use support::host::Host;
 use support::netns::Namespace;

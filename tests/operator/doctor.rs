@@ -260,7 +260,7 @@ impl Nameless {
             ensure!(name.trim_end() == "sleep", "the process is still {name}");
             Ok(())
         };
-        if let Err(error) = support::eventually::eventually(std::time::Duration::from_secs(10), there) {
+        if let Err(error) = support::eventually(std::time::Duration::from_secs(10), there) {
             child.kill()?;
             child.wait()?;
             return Err(error);

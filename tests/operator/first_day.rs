@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use metadata_common::mac::Mac;
 use metadata_control::status::AgentStatus;
 use support::agent::{self, Agent, PortArgument};
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::Host;
 use support::privileged;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use support::agent::{Agent, PortArgument, arguments, binary};
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::Host;
 use support::netns::Namespace;

@@ -16,7 +16,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use support::agent::{self, Agent, PortArgument};
-use support::eventually::eventually;
+use support::eventually;
 use support::frames::{self, SERVED_V4};
 use support::guest::{Guest, Spec};
 use support::host::Host;

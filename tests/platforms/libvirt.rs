@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use support::agent::{self, Agent};
-use support::eventually::eventually;
+use support::eventually;
 use support::host::{self, Host};
 use support::libvirt::{self, Libvirt};
 use support::privileged;

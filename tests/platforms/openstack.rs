@@ -17,7 +17,7 @@ use metadata_control::status::AgentStatus;
 use nova::{Nova, SECRET};
 use serde_json::{Value, json};
 use support::agent::{self, Agent};
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::{self, Host};
 use support::netns::{Namespace, run};

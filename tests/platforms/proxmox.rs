@@ -20,7 +20,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use serde_json::Value;
 use support::agent::{self, Agent};
 use support::cloudinit::{CloudInit, Release};
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::{self, Host};
 use support::netns::Namespace;

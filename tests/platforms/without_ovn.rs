@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use metadata_control::status::{AgentStatus, PortState};
 use serde_json::{Value, json};
 use support::agent::{self, Agent};
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::{self, Host};
 use support::libvirt::{self, Libvirt};

@@ -8,7 +8,7 @@ use anyhow::ensure;
 use serde_json::{Value, json};
 use support::agent::{self, Agent};
 use support::bpffs::Bpffs;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{METADATA, curl_in};
 use support::host::{BRIDGE, Host};
 use support::netns::Namespace;

@@ -10,7 +10,7 @@ use metadata_common::verdict::Fate;
 use metadata_common::wire::{arp, ethernet};
 use support::agent::{self, Agent, Sample};
 use support::arena::Witness;
-use support::eventually::eventually;
+use support::eventually;
 use support::frames::{self, SERVED_V4};
 use support::guest::{Guest, Spec};
 use support::host::Host;

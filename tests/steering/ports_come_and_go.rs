@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use std::time::Duration;
 use support::agent::{Agent, PortArgument};
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, Spec};
 use support::host::Host;
 use support::netns::Namespace;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use crate::agent::{Agent, Metrics};
-use crate::eventually::eventually;
+use crate::eventually;
 
 /// Name, labels and value of a sample. The name is that of the family; for a histogram, with a suffix.
 pub type Sample = (String, BTreeMap<String, String>, f64);

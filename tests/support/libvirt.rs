@@ -4,7 +4,7 @@
 //! The paths of its hook directory (`/etc/libvirt/hooks`) and of other directories are compiled in. It therefore runs
 //! in a mount namespace where they are empty. It also has a process namespace, which ends its domains.
 
-use crate::eventually::eventually;
+use crate::eventually;
 use crate::netns::Namespace;
 use crate::process::write_script;
 use anyhow::{Context as _, Result, ensure};

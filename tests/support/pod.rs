@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use std::{fs, io};
 
-use crate::eventually::eventually;
+use crate::eventually;
 use crate::netns::{self, Namespace};
 use crate::privilege::QEMU;
 use crate::tap::{Shape, Tap};

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use support::agent::{self, Agent};
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, METADATA};
 use support::inside::Libraries;
 use support::netns::Namespace;

@@ -10,7 +10,7 @@ use metadata_content::mailbox::{ATTRIBUTE_BYTES, ATTRIBUTES_BYTES_PER_VM, ATTRIB
 use support::agent::Agent;
 use support::answers::PATHS;
 use support::arena::{ATTACKER, Arena, Scene, serves};
-use support::eventually::eventually;
+use support::eventually;
 use support::record::Identity;
 use support::station::{Mob, Station, Talk, answer};
 use support::tap::Shape;

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use support::agent::{self, Agent};
 use support::apiserver::ApiServer;
 use support::bpffs::Bpffs;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, Route, Spec};
 use support::host::{self, Host};
 use support::netns::Namespace;

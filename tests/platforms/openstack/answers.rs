@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use support::cloudinit::{CloudInit, Machine, Release};
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Fetched, METADATA};
 use support::record::Identity;
 

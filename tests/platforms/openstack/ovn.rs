@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use support::agent::Agent;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, Spec};
 use support::netns::{Namespace, run};
 use support::packages::{NEUTRON, Packages, With};

@@ -1,7 +1,7 @@
 //! The real agent in a host namespace. Tests control it like an operator, by command line and signals. They observe its
 //! standard error and metrics.
 
-use crate::eventually::eventually;
+use crate::eventually;
 use crate::guest::METADATA;
 use crate::netns::Namespace;
 use crate::process;

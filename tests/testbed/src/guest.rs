@@ -1,7 +1,7 @@
 //! A simulated guest: a Linux network stack in its own namespace, behind a real tap.
 
 use crate::answers;
-use crate::eventually::eventually;
+use crate::eventually;
 use crate::host::{self, Host};
 use crate::netns::Namespace;
 use crate::pump::{Faults, Moved, Pump, Wire};

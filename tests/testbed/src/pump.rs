@@ -320,7 +320,7 @@ pub fn wait_for(polled: &mut [libc::pollfd], timeout_ms: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{Faults, Moved, Pump, Wire};
-    use crate::eventually::eventually;
+    use crate::eventually;
     use crate::netns::Namespace;
     use crate::privileged;
     use crate::tap::{Shape, Tap};

@@ -389,7 +389,7 @@ fn check(rc: libc::c_int) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::{Shape, Tap};
-    use crate::eventually::eventually;
+    use crate::eventually;
     use crate::netns::Namespace;
     use crate::privileged;
     use metadata_common::mac::Mac;

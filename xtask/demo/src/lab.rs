@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use testbed::agent::{self, PortArgument};
-use testbed::eventually::eventually;
+use testbed::eventually;
 use testbed::guest::{Guest, METADATA, Spec};
 use testbed::host::Host;
 use testbed::netns::{Namespace, RUN_NETNS};

@@ -5,7 +5,7 @@ use metadata_links::mounts::{MountEntry, OWN};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use support::eventually::eventually;
+use support::eventually;
 
 /// The longest time until a group without processes can be removed.
 const REMOVED_WITHIN: Duration = Duration::from_secs(10);

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::bpffs::Bpffs;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, Spec};
 use support::netns::Namespace;
 use support::privilege::QEMU;

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use support::eventually::eventually;
+use support::eventually;
 use support::packages::{Packages, With};
 use support::{agent, privileged, vhost};
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use hypervisor::{Hypervisor, Init, PLACES, Site};
 use serde_json::Value;
 use testbed::answers::PATHS;
-use testbed::eventually::eventually;
+use testbed::eventually;
 use testbed::guest::Guest;
 use testbed::privileged;
 

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use support::agent::Agent;
-use support::eventually::eventually;
+use support::eventually;
 use support::exposition::total;
 
 use super::wire::{Finding, finding};

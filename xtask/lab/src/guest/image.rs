@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::agent::Agent;
-use support::eventually::eventually;
+use support::eventually;
 use support::host::Host;
 use support::libvirt::Libvirt;
 use support::netns::run;

@@ -104,7 +104,7 @@ impl Roamer {
 
     fn make_tap(&mut self, places: &Places<'_>) -> Result<()> {
         let (ns, name) = (self.ns(places), &self.place.ifname);
-        let tap = support::eventually::eventually(NAME_PATIENCE, || Tap::create(ns, name, Shape::default()))?;
+        let tap = support::eventually(NAME_PATIENCE, || Tap::create(ns, name, Shape::default()))?;
         ns.ip(&format!("link set {name} up"))?;
         self.tap = Some(tap);
         Ok(())

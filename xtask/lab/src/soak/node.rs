@@ -14,7 +14,7 @@ use std::process::Command;
 use std::time::Duration;
 use support::agent::{Agent, arguments, arguments_with_pins};
 use support::bpffs::Bpffs;
-use support::eventually::eventually;
+use support::eventually;
 use support::netns::Namespace;
 use support::record::Identity;
 use support::tap::{Shape, Tap};

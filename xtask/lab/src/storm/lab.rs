@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use support::agent::{METRICS, Metrics};
 use support::bpffs::Bpffs;
-use support::eventually::eventually;
+use support::eventually;
 use support::netns::Namespace;
 use support::process;
 

@@ -25,7 +25,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::METADATA;
 use support::netns::Namespace;
 use tempfile::TempDir;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use testbed::eventually::eventually;
+use testbed::eventually;
 use testbed::guest::{Guest, Spec};
 use testbed::host::Host;
 use testbed::netns::{Namespace, run};

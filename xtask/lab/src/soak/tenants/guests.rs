@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
-use support::eventually::eventually;
+use support::eventually;
 use support::guest::{Guest, METADATA, Spec};
 use support::host;
 use support::netns::Namespace;
