@@ -1,13 +1,12 @@
 //! HTTP/1.0 and 1.1 as a metadata service needs it (RFC 9110, RFC 9112): a parsed request, and why one is refused.
 
 pub mod body;
-pub mod date;
 pub mod parse;
 mod response;
 pub mod target;
 
 pub(crate) use response::ResponseHead;
-pub use response::{Body, Response, StatusCode};
+pub use response::{Body, Persistence, Response, StatusCode, tail};
 
 use body::BODY_MAX;
 use parse::{FIELD_COUNT_MAX, FIELDS_MAX, TARGET_MAX};

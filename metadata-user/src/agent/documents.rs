@@ -20,10 +20,9 @@ use metadata_common::addresses::{Connection, METADATA};
 use metadata_common::answer::PORT;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{AnswerRecord, DATE_BYTES, DocumentKey, MAX_ANSWER_COUNTERS, Slot};
-use metadata_content::http::date::{self, Persistence};
 use metadata_content::http::parse::{FIELD_COUNT_MAX, RequestHead};
 use metadata_content::http::target::normalise;
-use metadata_content::http::{Method, Request, Response, StatusCode};
+use metadata_content::http::{self, Method, Persistence, Request, Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::{Datasource, Responses, SlotState};
 use metadata_datapath::afxdp::AllSentTable;
@@ -627,7 +626,7 @@ impl PublisherThread {
         if self.slots.is_empty() && !self.date.1 || self.date == (unix, records) {
             return Ok(());
         }
-        let tail = date::tail(unix, Persistence::Implied);
+        let tail = http::tail(unix, Persistence::Implied);
         let text = tail.get(DATE_AT..DATE_AT + DATE_BYTES).and_then(|text| text.try_into().ok());
         let until = now_ns() + self.sources.without_agent.as_nanos() as u64;
         self.table.set_date(text.unwrap_or([b' '; DATE_BYTES]), until, records)?;

@@ -10,10 +10,9 @@ use metadata_common::time::Now;
 use metadata_content::account::{Account, ConnectionUsage};
 use metadata_content::dialect;
 use metadata_content::http::body::{BodyReader, Framing};
-use metadata_content::http::date::Persistence;
 use metadata_content::http::parse::{FIELD_COUNT_MAX, RequestHead, Scanner, is_head_request};
 use metadata_content::http::target::{TargetError, normalise};
-use metadata_content::http::{Method, Request, RequestError, Response, StatusCode, date};
+use metadata_content::http::{self, Method, Persistence, Request, RequestError, Response, StatusCode};
 use metadata_content::store::{LiveOutcome, ParkedCall};
 use metadata_datapath::stack::{ConnectionAction, Exchange};
 use std::fmt;
@@ -143,7 +142,7 @@ impl<A: AnswerSource> HttpConnection<A> {
         let leaves = self.leaves_by.is_some_and(|by| !self.more || by <= now.mono);
         let persistence = if response.closes() || leaves { Persistence::Close } else { persistence };
         self.hop_limit = response.hop_limit();
-        let tail = date::tail(now.unix_seconds, persistence);
+        let tail = http::tail(now.unix_seconds, persistence);
         self.sending = ConnectionOutput::answer(response, tail, without_body);
         self.tab.let_go();
         if self.head.capacity() > HEAD_KEPT {
