@@ -4,8 +4,7 @@
 
 use std::time::Duration;
 
-use metadata_datapath::guest_devices::GuestDevices;
-use metadata_datapath::stack::{AckLedger, NARROW_FOR, Service, StackConfig};
+use metadata_datapath::stack::{AckLedger, GuestDevices, NARROW_FOR, Service, StackConfig};
 use support::pattern::{bytes, responses, stack};
 use support::wire::{Client, Faults, Habits, World};
 

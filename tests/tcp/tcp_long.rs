@@ -4,9 +4,9 @@ use metadata_common::addresses::Connection;
 use metadata_common::maps::Slot;
 use metadata_common::time::Now;
 use metadata_datapath::GROUP;
-use metadata_datapath::guest_devices::GuestDevices;
 use metadata_datapath::stack::{
-    ConnectionAction, Exchange, FramePreview, LONG_MAX, Long, Service, Stack, StackConfig, Transmit,
+    ConnectionAction, Exchange, FramePreview, GuestDevices, LONG_MAX, Long, Service, Stack, StackConfig,
+    Transmit,
 };
 use metadata_user::service::MetadataService;
 use smoltcp::wire::TcpControl::{Fin, None as NoControl, None as Plain, Rst};

@@ -8,7 +8,6 @@
 //! This crate does not depend on HTTP, records, aya or an async runtime.
 
 pub mod afxdp;
-pub mod guest_devices;
 pub mod link;
 pub mod sandbox;
 pub mod stack;

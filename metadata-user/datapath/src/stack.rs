@@ -27,10 +27,10 @@ mod tcb;
 mod turns;
 
 pub use interfaces::{
-    AckLedger, CONNECTIONS, ConnectionAction, DisplacedConnection, Exchange, FramePreview, KernelReceipt,
-    KernelSegment, KernelTurn, LONG_MAX, Long, MTU, NARROW_FOR, NoLedger, PIECES_PER_CONNECTION,
-    RECEIVE_BUFFER, RefusedRequests, SEGMENTS_IN_FLIGHT, SEND_AHEAD, SHARE, Service, SlotStats, StackConfig,
-    StackStats, TIME_WAIT, TIME_WAITS, TIME_WAITS_PER_PORT, Transmit,
+    AckLedger, CONNECTIONS, ConnectionAction, DisplacedConnection, Exchange, FramePreview, GuestDevices,
+    KernelReceipt, KernelSegment, KernelTurn, LONG_MAX, Long, MTU, NARROW_FOR, NoLedger,
+    PIECES_PER_CONNECTION, RECEIVE_BUFFER, RefusedRequests, SEGMENTS_IN_FLIGHT, SEND_AHEAD, SHARE, Service,
+    SlotStats, StackConfig, StackStats, TIME_WAIT, TIME_WAITS, TIME_WAITS_PER_PORT, Transmit,
 };
 pub use turns::{DRAIN_LIMIT, ServedFlows};
 

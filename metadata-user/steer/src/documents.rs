@@ -16,7 +16,7 @@ use metadata_common::maps::{
     RESPONSE_BYTES, ServedDate, Slot, SlotToken, TOKEN_BYTES, name, program,
 };
 use metadata_datapath::afxdp::CommonUseTable;
-use metadata_datapath::guest_devices::GuestDevices;
+use metadata_datapath::stack::GuestDevices;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -200,7 +200,7 @@ impl Hubs {
 
     /// The tap of a hub for frames of many segments: one `write(2)` per `virtio_net_hdr` and Ethernet frame,
     /// non-blocking. Send them only to slots whose device
-    /// [takes them](metadata_datapath::guest_devices::GuestDevices::takes_long). `None` if the kernel lacks what it
+    /// [takes them](metadata_datapath::stack::GuestDevices::takes_long). `None` if the kernel lacks what it
     /// needs (tcx), and on a second call.
     pub fn take_long_tap(&mut self, hub: u32) -> Option<OwnedFd> {
         self.devices.taps.get_mut((hub % HUBS_OF_A_SIDE) as usize)?.long_tap.take()

@@ -30,7 +30,7 @@ use super::pins::PinDirectory;
 use super::{HUBS_OF_A_SIDE, PortLimits, SteerConfig, SteerError};
 use metadata_common::port::PortName;
 use metadata_datapath::afxdp::AllSentTable;
-use metadata_datapath::guest_devices::GuestDevices;
+use metadata_datapath::stack::GuestDevices;
 use metadata_links::netlink;
 
 /// Update flag: only replace an existing entry (`BPF_EXIST` in linux/bpf.h).
