@@ -20,7 +20,6 @@ pub mod on_demand;
 pub mod parser;
 pub mod record;
 pub mod sink;
-mod slot_nics;
 pub mod source;
 pub mod store;
 pub mod token;

@@ -24,7 +24,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use crate::http::{Body, Method, Request, Response, StatusCode};
 use crate::parser;
 use crate::record::Record;
-use crate::slot_nics::SlotNics;
 
 /// How long an answer is kept, in seconds: as long as Nova keeps it (`metadata_cache_expiration`).
 pub const KEPT_SECONDS: u64 = 15;
@@ -48,6 +47,8 @@ pub const ORDERS_AHEAD: usize = ORDERS_WAITING / 2;
 const SEED_CHARS: usize = 32;
 /// How far the time of an answer may be ahead of a worker's clock, in seconds.
 const CLOCK_SLACK: u64 = 5;
+/// Maximum number of slots whose NIC is known. Each NIC of a record may move to another slot once.
+const KNOWN_NICS: usize = 64;
 /// A status that a request gets for which the service has no answer.
 const UNAVAILABLE: StatusCode = StatusCode(503);
 
@@ -554,5 +555,35 @@ impl Drop for UpstreamOrder {
         if !self.is_done {
             locked(&self.vm.answers).retain(|entry| entry.order != self.number);
         }
+    }
+}
+
+/// The slots of one VM, each with the MAC of its NIC.
+#[derive(Debug, Default)]
+pub(crate) struct SlotNics(Mutex<VecDeque<(Slot, Mac)>>);
+
+impl SlotNics {
+    fn nics(&self) -> MutexGuard<'_, VecDeque<(Slot, Mac)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets which NIC has a slot.
+    pub(crate) fn set(&self, slot: Slot, mac: Mac) {
+        let mut nics = self.nics();
+        nics.retain(|(known, _)| *known != slot);
+        if nics.len() == KNOWN_NICS {
+            nics.pop_front();
+        }
+        nics.push_back((slot, mac));
+    }
+
+    /// The MAC of the NIC that has a slot.
+    pub(crate) fn mac(&self, slot: Slot) -> Option<Mac> {
+        self.nics().iter().find(|(known, _)| *known == slot).map(|(_, mac)| *mac)
+    }
+
+    /// All known slots.
+    pub(crate) fn slots(&self) -> Vec<Slot> {
+        self.nics().iter().map(|(slot, _)| *slot).collect()
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{Claims, Issuer, Permit, SigningJob, SigningRequest, count};
 use crate::record::identity::Audience;
 use crate::record::{Owner, Record};
-use crate::slot_nics::SlotNics;
+use crate::upstream::SlotNics;
 
 /// Maximum number of tokens of one VM that are kept for reuse. Each is at most a few KiB.
 pub const CACHED_PER_VM: usize = 16;
