@@ -9,7 +9,7 @@
 
 pub use testbed::{
     agent, answers, bpffs, event_unit, eventually, guest, host, netns, packages, privileged, process, pump,
-    recent, record, schema, tap, vhost,
+    record, schema, tap, vhost,
 };
 
 #[cfg(feature = "cluster")]

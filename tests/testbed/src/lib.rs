@@ -26,7 +26,6 @@ pub mod packages;
 pub mod privileged;
 pub mod process;
 pub mod pump;
-pub mod recent;
 pub mod record;
 #[cfg(feature = "schema")]
 pub mod schema;

@@ -29,8 +29,7 @@ use std::time::{Duration, Instant};
 use support::agent::{Agent, PortArgument, arguments};
 use support::guest::{Guest, METADATA, NIC, Spec};
 use support::netns::Namespace;
-use support::pump::Faults;
-use support::recent::Recent;
+use support::pump::{Faults, Recent};
 use support::record::Identity;
 use support::tap::{Shape, Tap};
 

@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use support::recent::{Fate, Recent, Towards};
+use support::pump::{Fate, Recent, Towards};
 use support::tap::{Tap, VNET_HDR_LEN};
 
 use super::super::cpu::WithoutAgent;
