@@ -8,14 +8,12 @@
 //! The publisher has its own thread, because rendering and entering the documents of a thousand VMs takes some
 //! hundred milliseconds. Withdrawal does not wait for it: the node closes an edition itself.
 
-mod candidates;
 mod common;
 mod learned;
 
-use candidates::CandidateRequests;
 use common::{CommonAnswer, CommonDocument, CommonIndices, NextAnswer};
 pub(crate) use learned::LearnedFile;
-use learned::LearnedRequests;
+use learned::{CandidateRequests, LearnedRequests};
 use metadata_common::addresses::{Connection, METADATA};
 use metadata_common::answer::PORT;
 use metadata_common::mac::Mac;
