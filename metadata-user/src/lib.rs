@@ -17,7 +17,6 @@ pub mod identity;
 pub mod logging;
 pub mod metrics;
 pub mod output;
-pub mod recent;
 pub mod service;
 pub mod verbs;
 

@@ -29,8 +29,8 @@ use super::workers::Workers;
 use crate::agent::health::Health;
 use crate::agent::state::unix_now;
 use crate::identity::{Publication, SignerReport};
+use crate::logging;
 use crate::metrics::{self, HubMetrics, ProcessMetrics, Reloads, Snapshot};
-use crate::recent;
 use crate::service::{WaitEnd, WaitReason, WorkerCounts};
 
 /// Days before the certificate for documents expires from which on the status calls for another.
@@ -169,7 +169,7 @@ impl Reporter {
             pending_events,
             events,
             counters: self.troubling(view),
-            lately: recent::last(),
+            lately: logging::recent_warnings(),
         };
         self.complain(view, &mut status);
         status
