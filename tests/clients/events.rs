@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 use support::agent::Agent;
 use support::eventually;
 use support::exposition::total;
+use support::guest::event_unit_file;
 use support::inside::{self, Libraries, SCRIPT_SECONDS};
 use support::packages::{Packages, With};
+use support::privileged;
 use support::process::write_script;
 use support::scene::OneGuest;
-use support::{event_unit, privileged};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -181,7 +182,7 @@ fn a_unit_that_waits_by_curl_saves_its_work_before_the_host_goes_on() {
     let (save, saved, off) = (node.file("save"), node.file("saved"), node.file("off"));
     write_script(&save, &format!("#!/bin/sh\necho \"$1\" >> {}\n", saved.display())).expect("a script");
     // It saves and powers off nothing but the guest.
-    let script = event_unit::file("/usr/local/sbin/host-events").expect("the page has it");
+    let script = event_unit_file("/usr/local/sbin/host-events").expect("the page has it");
     let script = script.replace("/usr/local/sbin/save", &save.display().to_string());
     let script = script.replace("systemctl poweroff", &format!("echo off >> {}", off.display()));
     assert!(!script.contains("systemctl") && !script.contains("/usr/"), "{script}");

@@ -8,8 +8,8 @@
 //! `cargo test -p xdp-imds-tests --no-default-features` builds and runs the tests that need only the first part.
 
 pub use testbed::{
-    agent, answers, bpffs, event_unit, eventually, guest, host, netns, packages, privileged, process, pump,
-    record, schema, tap, vhost,
+    agent, answers, bpffs, eventually, guest, host, netns, packages, privileged, process, pump, record,
+    schema, tap, vhost,
 };
 
 #[cfg(feature = "cluster")]

@@ -306,3 +306,31 @@ impl Fetched {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 }
+
+// The unit by which a guest reacts to what its host announces, as the book's page of events installs it.
+
+/// The page of the book that shows the unit.
+const EVENTS_PAGE: &str = include_str!("../../../docs/src/operate/events.md");
+
+/// The `#cloud-config` that the page shows.
+///
+/// # Errors
+/// If the page shows none.
+pub fn event_unit_config() -> Result<&'static str> {
+    let blocks = EVENTS_PAGE.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let found = blocks.into_iter().find(|block| block.starts_with("#cloud-config\n"));
+    found.context("docs/src/operate/events.md has no block of YAML that starts with #cloud-config")
+}
+
+/// A file that the `#cloud-config` writes.
+///
+/// # Errors
+/// If it writes no such file.
+pub fn event_unit_file(path: &str) -> Result<String> {
+    let config: serde_json::Value = serde_yaml::from_str(event_unit_config()?)?;
+    let mut files = config["write_files"].as_array().into_iter().flatten();
+    let content = files.find(|file| file["path"] == path).and_then(|file| file["content"].as_str());
+    Ok(content
+        .with_context(|| format!("the #cloud-config of docs/src/operate/events.md writes no {path}"))?
+        .to_owned())
+}

@@ -18,7 +18,6 @@
 pub mod agent;
 pub mod answers;
 pub mod bpffs;
-pub mod event_unit;
 pub mod guest;
 pub mod host;
 pub mod netns;

@@ -29,10 +29,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::agent::{Agent, Metrics, PortArgument};
+use support::guest::event_unit_config;
 use support::host::Host;
 use support::netns::Namespace;
 use support::record::replace;
-use support::{agent, event_unit, host};
+use support::{agent, host};
 use wire::Finding;
 
 /// The programs that the verb runs, and their Debian packages.
@@ -90,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     };
     let image = ready(args)?;
-    let cloud_config = args.events.then(event_unit::cloud_config).transpose()?;
+    let cloud_config = args.events.then(event_unit_config).transpose()?;
     let mut boots = Vec::new();
     for &dialect in &args.dialect {
         let subject = BootSubject { cloud_config, ..BootSubject::of(dialect) };

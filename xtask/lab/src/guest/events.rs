@@ -153,11 +153,11 @@ mod tests {
     use std::time::Duration;
 
     use super::{EventReaction, TELLS, saved, saves, shuts_down};
-    use support::event_unit::cloud_config;
+    use support::guest::event_unit_config;
 
     #[test]
     fn the_user_data_of_the_book_installs_and_starts_a_unit() {
-        let text = format!("{}{TELLS}", cloud_config().expect("the page has it"));
+        let text = format!("{}{TELLS}", event_unit_config().expect("the page has it"));
         let config: Value = serde_yaml::from_str(&text).expect("YAML");
         let files = config["write_files"].as_array().expect("files");
         let file = |path: &str| {
