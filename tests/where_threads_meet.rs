@@ -189,8 +189,8 @@ fn an_entry_that_two_workers_post_at_once_is_one_of_the_two_or_empty() {
     model(|| {
         let cell = Arc::new(cell());
         let theirs = Arc::clone(&cell);
-        let other = thread::spawn(move || theirs.post(entry(2)));
-        cell.post(entry(1));
+        let other = thread::spawn(move || theirs.post(entry(2), |_| false));
+        cell.post(entry(1), |_| false);
         other.join().expect("the other worker");
         let name = cell.flow.load(Ordering::Relaxed) as u32;
         let [sent, received] = [&cell.sent, &cell.received].map(|word| word.load(Ordering::Relaxed));
@@ -203,7 +203,7 @@ fn an_entry_that_two_workers_post_at_once_is_one_of_the_two_or_empty() {
 fn an_acknowledgement_is_never_attributed_to_another_connection() {
     model(|| {
         let cell = Arc::new(cell());
-        cell.post(entry(1));
+        cell.post(entry(1), |_| false);
         let theirs = Arc::clone(&cell);
         let kernel = thread::spawn(move || {
             // The kernel records an acknowledgement for the connection in the entry.
@@ -211,7 +211,7 @@ fn an_acknowledgement_is_never_attributed_to_another_connection() {
                 theirs.acknowledged.store(1, Ordering::Relaxed);
             }
         });
-        let displaced = cell.post(entry(2));
+        let displaced = cell.post(entry(2), |_| false);
         kernel.join().expect("the kernel");
         let before = DisplacedConnection { flow: 1, heard: KernelReceipt { acknowledged: 1, closed: !1 } };
         let unheard =
@@ -237,11 +237,11 @@ fn a_held_connection_stays_counted_while_others_post_and_release() {
         let theirs = Arc::clone(&cell);
         let other = thread::spawn(move || {
             theirs.hold();
-            theirs.post(entry(2));
+            theirs.post(entry(2), |_| false);
             theirs.withdraw(2);
             theirs.release();
         });
-        cell.post(entry(1));
+        cell.post(entry(1), |_| false);
         // The kernel absorbs the end of a handshake only if this count is 0.
         assert!(cell.held.load(Ordering::Relaxed) >= 1);
         other.join().expect("the other worker");

@@ -36,9 +36,16 @@ impl core::fmt::Debug for CookieKey {
     }
 }
 
-/// The keyed 64-bit hash of a connection's slot, addresses and ports.
+/// A connection, by the keyed 64-bit hash of its slot, addresses and ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Flow(u64);
+pub struct Flow {
+    number: u64,
+    index: u32,
+}
+
+/// Entries of `ALL_SENT` that the connections of one slot may use, so that a guest cannot fill the table. Slots that follow
+/// each other have different ones.
+pub const ALL_SENT_OF_SLOT: u32 = 1 << 10;
 
 /// The segment sizes that a number can encode, in bytes of TCP payload. A smaller size counts as the first,
 /// which every host accepts (RFC 9293 §3.7.1). Otherwise one frame of a guest could cause many frames in
@@ -88,7 +95,7 @@ impl Flow {
     #[must_use]
     pub const fn v4(key: &CookieKey, slot: Slot, guest: [u8; 4], local: [u8; 4], ports: [u8; 4]) -> Self {
         let addresses = pair(u32::from_be_bytes(guest), u32::from_be_bytes(local));
-        Self(mix(begin(key, slot, ports) ^ addresses))
+        Self::new(slot, mix(begin(key, slot, ports) ^ addresses))
     }
 
     /// The flow of a connection over IPv6. `ports` are the guest's port and ours, in wire order.
@@ -99,28 +106,34 @@ impl Flow {
         let hash = mix(begin(key, slot, ports) ^ (guest >> 64) as u64);
         let hash = mix(hash ^ guest as u64);
         let hash = mix(hash ^ (local >> 64) as u64);
-        Self(mix(hash ^ local as u64))
+        Self::new(slot, mix(hash ^ local as u64))
     }
 
-    /// The hash, which identifies an entry of `ALL_SENT`.
+    #[inline(always)]
+    const fn new(slot: Slot, number: u64) -> Self {
+        let index = slot.wrapping_mul(ALL_SENT_OF_SLOT) | number as u32 & (ALL_SENT_OF_SLOT - 1);
+        Self { number, index: index & (ALL_SENT - 1) }
+    }
+
+    /// The hash, which identifies the connection in `ALL_SENT`.
     #[inline(always)]
     #[must_use]
     pub const fn number(self) -> u64 {
-        self.0
+        self.number
     }
 
     /// The value for [`AllSent::opened`](crate::maps::AllSent::opened): 16 bits of the hash, never 0.
     #[inline(always)]
     #[must_use]
     pub const fn mark(self) -> u16 {
-        (self.0 >> 32) as u16 | 1
+        (self.number >> 32) as u16 | 1
     }
 
-    /// The index of the flow's entry in `ALL_SENT`.
+    /// The index of the flow's entry in `ALL_SENT`: one of [`ALL_SENT_OF_SLOT`].
     #[inline(always)]
     #[must_use]
     pub const fn index(self) -> u32 {
-        self.0 as u32 & (ALL_SENT - 1)
+        self.index
     }
 }
 
@@ -169,8 +182,8 @@ pub const fn check(key: &CookieKey, flow: Flow, seq: u32, ack: u32) -> CookieChe
 /// Both hashes, at their positions in the number.
 #[inline(always)]
 const fn marks(key: &CookieKey, flow: Flow, guest_isn: u32) -> u32 {
-    let first = mix(flow.0 ^ key.0[1] ^ guest_isn as u64) >> 48;
-    ((flow.0 >> 56) as u32) << FLOW_SHIFT | (first as u32) << FIRST_SHIFT
+    let first = mix(flow.number ^ key.0[1] ^ guest_isn as u64) >> 48;
+    ((flow.number >> 56) as u32) << FLOW_SHIFT | (first as u32) << FIRST_SHIFT
 }
 
 /// The largest size class that does not exceed what the guest accepts.
@@ -207,7 +220,11 @@ const fn mix(mut word: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{CookieCheck, CookieKey, Flow, SCALE_MAX, SEGMENT_SIZES, TcpOptions, again, check, issue};
+    use super::{
+        ALL_SENT_OF_SLOT, CookieCheck, CookieKey, Flow, SCALE_MAX, SEGMENT_SIZES, TcpOptions, again, check,
+        issue,
+    };
+    use crate::maps::{ALL_SENT, MAX_SLOTS};
     use std::collections::HashSet;
     use std::vec::Vec;
 
@@ -304,5 +321,17 @@ mod tests {
         let places: HashSet<u32> = flows.iter().map(|flow| flow.index()).collect();
         // Of n balls in m = 65,536 boxes, m (1 - e^(-n/m)) boxes hold one: 28,100 for 36,864.
         assert!(places.len() > 27_000, "{}", places.len());
+    }
+
+    #[test]
+    fn a_guest_with_any_number_of_connections_uses_its_part_of_the_table() {
+        let of = |slot| -> HashSet<u32> {
+            (0..8 * ALL_SENT_OF_SLOT).map(|port| flow(slot, port as u16).index()).collect()
+        };
+        let (first, next) = (of(3), of(4));
+        assert!(first.len() > ALL_SENT_OF_SLOT as usize * 9 / 10, "{}", first.len());
+        assert!(first.len() <= ALL_SENT_OF_SLOT as usize, "{}", first.len());
+        assert!(first.is_disjoint(&next), "slots that follow each other share nothing");
+        assert!(of(MAX_SLOTS - 1).iter().all(|index| *index < ALL_SENT), "all lie in the table");
     }
 }

@@ -18,6 +18,7 @@ pub mod decide;
 pub mod drain;
 pub mod mac;
 pub mod maps;
+pub mod siphash;
 pub mod stamp;
 pub mod trace;
 pub mod verdict;

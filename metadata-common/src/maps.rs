@@ -266,6 +266,8 @@ pub mod name {
     pub const NETNS: &str = "NETNS";
     /// Global constant: the handshake [`CookieKey`](crate::cookie::CookieKey), which user space also has.
     pub const COOKIE_KEY: &str = "COOKIE_KEY";
+    /// Global constant: the [`SipKey`](crate::siphash::SipKey) of the requests that the agent has learned.
+    pub const REQUEST_KEY: &str = "REQUEST_KEY";
     /// Global constant: 1 if the agent answers requests in the kernel, otherwise 0.
     pub const ANSWERS_REQUESTS: &str = "ANSWERS_REQUESTS";
     /// Global constant of one instance of `socket`: the number of its hub.

@@ -23,6 +23,7 @@ use metadata_common::maps::{
     MAX_HUBS, MAX_LONG_BODIES, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_BYTES, NUMBER_WORD, PortKey,
     RECORD_BYTES, RECORD_RESERVE, RESPONSE_BYTES, SERVED, ServedDate, Slot, SlotToken,
 };
+use metadata_common::siphash::SipKey;
 use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;
 
@@ -36,6 +37,10 @@ static NETNS: Global<u32> = Global::new(0);
 /// The handshake key; set by the loader.
 #[unsafe(no_mangle)]
 static COOKIE_KEY: Global<[u64; 2]> = Global::new([0; 2]);
+
+/// The key of the hashes of requests; set by the loader.
+#[unsafe(no_mangle)]
+static REQUEST_KEY: Global<[u64; 2]> = Global::new([0; 2]);
 
 /// 1 if this agent answers requests in the kernel; set by the loader.
 #[unsafe(no_mangle)]
@@ -337,6 +342,11 @@ impl PublishedDocuments for Ingress {
     type Connection = Answered;
     type Edition = SlotEdition;
     type Token = TokenOfSlot;
+
+    #[inline(always)]
+    fn request_key(&self) -> SipKey {
+        SipKey(REQUEST_KEY.load())
+    }
 
     #[inline(always)]
     fn edition(&self, slot: Slot) -> Option<SlotEdition> {

@@ -3,6 +3,7 @@
 
 use metadata_common::addresses::Connection;
 use metadata_common::cookie::CookieKey;
+use metadata_common::siphash::SipKey;
 use metadata_common::time::Now;
 use metadata_content::dialect;
 use metadata_content::http::{Headers, Method, Request, RequestTarget};
@@ -183,7 +184,7 @@ fn no_debug_output_of_connections_or_settings_shows_a_secret() {
     let key = CookieKey([0x4341_4e41_5259, 4_242_424_242]);
     for text in [
         format!("{:?}", StackConfig { cookie_key: key, ..StackConfig::default() }),
-        format!("{:?}", SteerConfig { key, ..SteerConfig::default() }),
+        format!("{:?}", SteerConfig { key, request_key: SipKey(key.0), ..SteerConfig::default() }),
         format!("{:?}", Config::default()),
     ] {
         assert!(!text.contains("4242424242") && !text.contains(&0x4341_4e41_5259_u64.to_string()), "{text}");

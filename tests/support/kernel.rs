@@ -12,6 +12,7 @@ use metadata_common::maps::{
     ANSWER_TCP, AllSent, AnswerRecord, AnsweredConnection, DATE_BYTES, Document, Edition,
     FIN_ENDS_BOTH_KERNEL, RESPONSE_BYTES, ServedDate, Slot,
 };
+use metadata_common::siphash::SipKey;
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 use metadata_datapath::stack::{
@@ -21,6 +22,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
+
+const REQUEST_KEY: SipKey = SipKey([5, 6]);
 
 /// The table that kernel and stack share.
 #[derive(Clone, Debug)]
@@ -119,18 +122,22 @@ impl AckLedger for Board {
         })
     }
 
-    fn take_over(&mut self, flow: Flow, segment: KernelSegment) -> KernelTurn {
+    fn kernel_turn(&self, flow: Flow, segment: KernelSegment) -> KernelTurn {
         let answered = self.answered(flow.index()).filter(|answered| answered.flow == flow.number());
         self.with(flow.index(), |place| {
             if place.flow != flow.number() || !is_kernels(place) {
                 return KernelTurn::Unknown;
             }
-            let turn = KernelTurn::after(place, flow.mark(), segment, answered);
-            if !matches!(turn, KernelTurn::Kernels { .. }) {
-                place.flow = 0;
-            }
-            turn
+            KernelTurn::after(place, flow.mark(), segment, answered)
         })
+    }
+
+    fn take_over(&mut self, flow: Flow, segment: KernelSegment) -> bool {
+        let is_stacks = self.kernel_turn(flow, segment).is_stacks();
+        if is_stacks {
+            self.withdraw(flow);
+        }
+        is_stacks
     }
 
     fn reopen(&mut self, flow: Flow) {
@@ -208,7 +215,7 @@ impl Kernel {
     /// Publishes the response to a request, of this head and content. The kernel then answers about half of such requests,
     /// chosen by their sequence number.
     pub fn publish(&mut self, request: &[u8], head: &[u8], content: &[u8]) {
-        let hash = hash_of(request, &self.key).expect("a short request");
+        let hash = hash_of(request, &REQUEST_KEY).expect("a short request");
         self.published.insert(hash, [head, b"Date: ", &[0; DATE_BYTES], b"\r\n\r\n", content].concat());
     }
 
@@ -344,6 +351,10 @@ impl PublishedDocuments for Kernel {
     type Connection = AnsweredEntry;
     type Edition = OpenEdition;
     type Token = NoToken;
+
+    fn request_key(&self) -> SipKey {
+        REQUEST_KEY
+    }
 
     fn edition(&self, _: Slot) -> Option<OpenEdition> {
         Some(OpenEdition)

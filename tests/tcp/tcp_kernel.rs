@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_common::maps::AllSent;
+use metadata_content::http::{Response, StatusCode};
 use metadata_datapath::stack::{Stack, StackConfig};
 use metadata_user::service::MetadataService;
-use smoltcp::wire::TcpControl::Fin;
+use smoltcp::wire::TcpControl::{Fin, Rst};
 use support::kernel::{Board, Kernel};
 use support::pattern::{Pattern, bytes, responses};
 use support::raw::{ACK, FIN_ACK, Raw, Reply, SYN_ACK, Segment};
@@ -395,4 +396,44 @@ fn every_answer_arrives_whole_over_a_bad_link_with_kernel_and_stack() {
         }
     }
     assert!(taken.iter().all(|taken| *taken > 50), "the kernel has work: {taken:?}");
+}
+
+/// A connection that the kernel has answered: the guest has asked once from port 1, and has acknowledged the answer. Returns
+/// the guest's next sequence number, and the number that it acknowledges.
+fn answered_by_the_kernel(guest: &mut Guest) -> (u32, u32) {
+    let content = bytes(10);
+    let response = Response::new(StatusCode(200), None, &[], content.clone());
+    guest.kernel.publish(GET, response.head(), &content);
+    let answer = guest.reopen(1, 1001, GET);
+    assert_eq!(guest.kernel.taken[3], 1, "the kernel has answered");
+    let (seq, next) = (1002 + GET.len() as u32, end(&answer));
+    assert!(guest.send_to_kernel(&Segment::ack(1, seq, next)).is_empty());
+    (seq, next)
+}
+
+#[test]
+fn a_guest_that_probes_a_connection_of_the_kernel_hears_that_it_exists() {
+    for byte in [&b""[..], b"x"] {
+        let mut guest = Guest::new(StackConfig::default());
+        let (seq, next) = answered_by_the_kernel(&mut guest);
+        let replies = guest.send(&Segment::ack(1, seq - 1, next).with(byte));
+        let [reply] = &replies[..] else { panic!("{byte:?}: {replies:?}") };
+        assert_eq!((reply.flags, reply.seq, reply.ack), (ACK, next, seq), "{byte:?}");
+        let answer = guest.send(&Segment::ack(1, seq, next).with(GET_AND_CLOSE));
+        assert!(answer.iter().any(|reply| reply.payload.starts_with(b"HTTP/1.1 200 OK")), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_connection_of_the_kernel_waits_until_the_stack_has_room_for_it() {
+    let mut guest = Guest::new(StackConfig { connections_per_port: 1, ..StackConfig::default() });
+    let (seq, next) = answered_by_the_kernel(&mut guest);
+    let busy = guest.raw.connect(2);
+    guest.raw.send(&Segment::ack(2, 1001, busy).with(&GET[..20]));
+    let request = Segment::ack(1, seq, next).with(GET_AND_CLOSE);
+    assert_eq!(guest.send(&request).len(), 0, "the only place is taken");
+    assert_eq!(guest.raw.stack.stats().refused_port_connections, 1);
+    guest.raw.send(&Segment::ack(2, 1021, busy).control(Rst));
+    let answer = guest.send(&request);
+    assert!(answer.iter().any(|reply| reply.payload.starts_with(b"HTTP/1.1 200 OK")), "{answer:?}");
 }

@@ -32,6 +32,7 @@ use crate::maps::{
     AllSent, AnswerRecord, AnsweredConnection, Document, Edition, FIN_ENDS_BOTH_KERNEL, LONG_RESPONSE_BYTES,
     RESPONSE_BYTES, ServedDate, Slot, TOKEN_BYTES,
 };
+use crate::siphash::{SipHash13, SipKey};
 use crate::wire::{ethernet, ipv4, protocol, tcp};
 use core::fmt;
 use core::hint::black_box;
@@ -67,6 +68,8 @@ pub trait PublishedDocuments: Ledger {
     type Edition: EditionEntry;
     /// An entry of `TOKENS`.
     type Token: TokenEntry;
+    /// The key of the requests' hashes.
+    fn request_key(&self) -> SipKey;
     /// The entry of `EDITIONS` of a slot.
     fn edition(&self, slot: Slot) -> Option<Self::Edition>;
     /// The entry of `TOKENS` of a slot.
@@ -300,7 +303,7 @@ pub fn look_up(
     request: &mut AnswerableRequest,
 ) -> Option<()> {
     let (at, length) = request.place();
-    let hash = hash_request(frame, at, length, &documents.key())?;
+    let hash = hash_request(frame, at, length, &documents.request_key())?;
     request.document = documents.document(request.slot, request.edition, hash, request.token_at != 0)?;
     let length = request.document.length;
     // A repeated request must get its first answer.
@@ -419,36 +422,30 @@ fn put_token(frame: &mut (impl Editor + ?Sized), start: usize, words: &[u64; TOK
     }
 }
 
-/// The keyed hash of a request. Its key is secret. Anyone who finds two requests with one hash gets the answer to the
-/// other one, which is for the same VM.
+/// The hash of a request. A request that one tenant makes the agent learn is looked for by it in the requests of all others,
+/// so nobody may find two requests with one hash: it is a pseudo-random function, and its key is for nothing else.
 #[inline(always)]
-fn hash_request(frame: &(impl Editor + ?Sized), at: usize, length: usize, key: &CookieKey) -> Option<u64> {
+fn hash_request(frame: &(impl Editor + ?Sized), at: usize, length: usize, key: &SipKey) -> Option<u64> {
     let end = at + length;
+    let mut hash = SipHash13::new(key);
     // A number of which the verifier knows nothing, as in `words`.
-    let mut hash = mix(key.0[1], u64::from_le_bytes(frame.read(at)?) ^ length as u64);
     let mut rest = black_box(length) & 0x1ff;
     for _ in 0..REQUEST_BYTES / 8 {
         if rest < 8 {
             break;
         }
-        hash = mix(hash, u64::from_le_bytes(frame.read(black_box(end - rest) & 0x3ff)?));
+        hash.add(u64::from_le_bytes(frame.read(black_box(end - rest) & 0x3ff)?));
         rest = black_box(rest - 8) & 0x1ff;
     }
-    // The last eight bytes, some of which are hashed already.
-    hash = mix(hash, u64::from_le_bytes(frame.read(black_box(end - 8) & 0x3ff)?));
-    Some(mix(hash, key.0[0]))
-}
-
-#[inline(always)]
-const fn mix(hash: u64, word: u64) -> u64 {
-    let hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    hash ^ (hash >> 32)
+    // The last eight bytes, of which all but the last `rest` are hashed already.
+    let last = u64::from_le_bytes(frame.read(black_box(end - 8) & 0x3ff)?);
+    Some(hash.end(last >> 1 >> (63 - 8 * (rest & 7)), length))
 }
 
 /// The hash of a request, as the kernel computes it; `None` if the kernel would not answer one of this length.
 #[cfg(feature = "std")]
 #[must_use]
-pub fn hash_of(request: &[u8], key: &CookieKey) -> Option<u64> {
+pub fn hash_of(request: &[u8], key: &SipKey) -> Option<u64> {
     if (REQUEST_MIN..=REQUEST_BYTES - tcp::HEADER).contains(&request.len()) {
         hash_request(request, 0, request.len(), key)
     } else {

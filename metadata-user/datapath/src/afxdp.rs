@@ -62,7 +62,7 @@ pub mod model;
 mod ring;
 mod sys;
 
-pub use all_sent::AllSentTable;
+pub use all_sent::{AllSentTable, ForeignConnections};
 pub use common_uses::CommonUseTable;
 pub use ring::{MIN_QUEUE_RING, Queues};
 

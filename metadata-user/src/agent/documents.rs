@@ -23,7 +23,7 @@ use metadata_content::http::target::normalise;
 use metadata_content::http::{self, Method, Persistence, Request, Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::{Datasource, Responses, SlotState};
-use metadata_datapath::afxdp::AllSentTable;
+use metadata_datapath::afxdp::{AllSentTable, ForeignConnections};
 use metadata_steer::{BodyKey, DocumentTable, Editions, KernelResponse, SteerError};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -199,6 +199,8 @@ struct PublisherThread {
     /// The second of `Date`, and whether answers are recorded.
     date: (u64, bool),
     counted_at: u64,
+    /// What former agents' programs have answered.
+    foreign: ForeignConnections,
     freed_at: Instant,
     warned_at: Option<Instant>,
 }
@@ -232,6 +234,7 @@ impl PublisherThread {
             hasher: RandomState::new(),
             date: (0, false),
             counted_at: 0,
+            foreign: ForeignConnections::default(),
             freed_at: Instant::now(),
             warned_at: None,
         }
@@ -678,7 +681,7 @@ impl PublisherThread {
     fn free_idle(&mut self) {
         if self.freed_at.elapsed() >= FREE_EVERY {
             self.freed_at = Instant::now();
-            self.sources.connections.free_idle(now_ns());
+            self.foreign.free_idle(&self.sources.connections, now_ns());
         }
     }
 }

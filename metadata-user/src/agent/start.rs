@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use metadata_common::answer;
 use metadata_common::cookie::CookieKey;
 use metadata_common::maps::{ANSWER_LINK, ANSWER_REQUESTS, ANSWER_TCP, MAX_SLOTS};
+use metadata_common::siphash::SipKey;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
@@ -127,6 +128,7 @@ fn start(
 ) -> anyhow::Result<(Node, HandoverState)> {
     make_run(&config.run, config.api().group.as_deref())?;
     make_run(&config.run.join(libvirt::DIRECTORY), None)?;
+    let request_key = SipKey(rand::random());
     let mut steering = Steering::start(&SteerConfig {
         hub: config.hub.clone(),
         served: config.addresses.clone(),
@@ -134,6 +136,7 @@ fn start(
         limits: config.limits,
         answers: answers(config),
         key: CookieKey(rand::random()),
+        request_key,
         pins: config.pins.clone(),
         adopt: taking.map_or(PreviousAgent::Alone, |taking| PreviousAgent::TakeOver { side: taking.side() }),
         mode: config.steer,
@@ -159,7 +162,7 @@ fn start(
     let mut tallies = Vec::new();
     let mut workers = Vec::new();
     let documents = steering.take_documents();
-    let reports = documents.is_some().then(|| Arc::new(RequestReports::new(key)));
+    let reports = documents.is_some().then(|| Arc::new(RequestReports::new(request_key)));
     for (at, hub) in hubs.iter().enumerate() {
         let serve = MetadataService::reporting(Arc::clone(&handing), collector.tape(at), reports.clone());
         tallies.push(serve.tally());

@@ -8,9 +8,9 @@ use crossbeam_queue::ArrayQueue;
 use metadata_common::addresses::{Connection, METADATA};
 use metadata_common::answer::PORT;
 use metadata_common::answer::request::hash_of;
-use metadata_common::cookie::CookieKey;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_SLOTS, Slot};
+use metadata_common::siphash::SipKey;
 use metadata_content::http::parse::{FIELD_COUNT_MAX, RequestHead};
 use metadata_content::http::{Method, Response};
 use metadata_content::store::VmState;
@@ -100,7 +100,7 @@ const MACS: &[u8] = b"/macs/";
 const MAC_LENGTH: usize = 17;
 
 impl RequestForm {
-    fn of(request: &[u8], token: Option<TokenPlace>, key: &CookieKey) -> Option<Self> {
+    fn of(request: &[u8], token: Option<TokenPlace>, key: &SipKey) -> Option<Self> {
         let line = request.iter().position(|byte| *byte == b'\r')?;
         let macs = request[..line].windows(MACS.len()).position(|part| part == MACS);
         let mac_at = macs.map(|at| at + MACS.len()).filter(|at| {
@@ -153,7 +153,7 @@ impl RequestForm {
 impl ReportedRequest {
     /// A request of these bytes without a token; `None` if the kernel answers none of this length.
     #[cfg(test)]
-    pub(crate) fn of(slot: Slot, request: &[u8], key: &CookieKey) -> Option<Self> {
+    pub(crate) fn of(slot: Slot, request: &[u8], key: &SipKey) -> Option<Self> {
         RequestForm::of(request, None, key).map(|form| Self { slot, form: Arc::new(form) })
     }
 }
@@ -182,7 +182,7 @@ pub struct DocumentCounts {
 
 /// Shared by the workers and the publisher. No method waits.
 pub struct RequestReports {
-    key: CookieKey,
+    key: SipKey,
     reports: ArrayQueue<ReportedRequest>,
     /// Hashes of learned requests, by their low bits.
     learned: Box<[AtomicU64]>,
@@ -205,7 +205,7 @@ impl fmt::Debug for RequestReports {
 impl RequestReports {
     /// Makes an empty table for the kernel's key.
     #[must_use]
-    pub fn new(key: CookieKey) -> Self {
+    pub fn new(key: SipKey) -> Self {
         let zeroes = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
         Self {
             key,
@@ -387,12 +387,12 @@ pub(crate) fn is_plain(response: &Response) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{LEARNED_ENTRIES, ReportedRequest, RequestForm, RequestReports};
-    use metadata_common::cookie::CookieKey;
     use metadata_common::maps::MAX_SLOTS;
+    use metadata_common::siphash::SipKey;
 
     #[test]
     fn marked_slots_are_taken_once_and_others_are_ignored() {
-        let reports = RequestReports::new(CookieKey([1, 2]));
+        let reports = RequestReports::new(SipKey([1, 2]));
         for slot in [0, 63, 64, MAX_SLOTS - 1, 64, MAX_SLOTS, u32::MAX] {
             reports.mark(slot);
         }
@@ -403,7 +403,7 @@ mod tests {
 
     #[test]
     fn requests_that_differ_in_a_mac_of_ec2s_tree_have_one_form() {
-        let (key, macs) = (CookieKey([1, 2]), ["52:54:00:00:00:01", "52:54:00:00:00:02"]);
+        let (key, macs) = (SipKey([1, 2]), ["52:54:00:00:00:01", "52:54:00:00:00:02"]);
         let request = |mac: &str| {
             format!("GET /latest/meta-data/network/interfaces/macs/{mac}/mac HTTP/1.1\r\nHost: a\r\n\r\n")
                 .into_bytes()
@@ -419,11 +419,11 @@ mod tests {
 
     #[test]
     fn forgetting_a_request_leaves_another_one_of_its_entry() {
-        let reports = RequestReports::new(CookieKey([1, 2]));
+        let reports = RequestReports::new(SipKey([1, 2]));
         let (first, second) = (5, 5 + LEARNED_ENTRIES as u64);
         for hash in [first, second] {
             let form =
-                ReportedRequest::of(0, b"GET /a HTTP/1.1\r\n\r\n", &CookieKey([1, 2])).expect("a form").form;
+                ReportedRequest::of(0, b"GET /a HTTP/1.1\r\n\r\n", &SipKey([1, 2])).expect("a form").form;
             reports.is_learned(&RequestForm { hash, ..RequestForm::clone(&form) });
         }
         reports.is_forgotten(first);

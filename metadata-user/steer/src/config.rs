@@ -1,6 +1,7 @@
 //! What steering is started with.
 
 use metadata_common::cookie::CookieKey;
+use metadata_common::siphash::SipKey;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
@@ -66,6 +67,8 @@ pub struct SteerConfig {
     pub answers: u64,
     /// The key of SYN cookies, unless one is inherited: see [`Maps::key`](super::Maps::key).
     pub key: CookieKey,
+    /// The key of the requests that the kernel answers ([`DocumentTable::hash`](super::DocumentTable::hash)).
+    pub request_key: SipKey,
     /// Where links and maps are pinned: a directory on a bpffs. It is made if its parent exists. `None` pins nothing.
     pub pins: Option<PathBuf>,
     /// Whether another agent runs with the same pins.
@@ -88,6 +91,7 @@ impl Default for SteerConfig {
             limits: PortLimits::default(),
             answers: 0,
             key: CookieKey([0; 2]),
+            request_key: SipKey([0; 2]),
             pins: None,
             adopt: PreviousAgent::Alone,
             mode: SteeringMode::default(),

@@ -10,11 +10,11 @@
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, IterableMap as _, MapData, PerCpuArray, ProgramArray, RingBuf};
 use metadata_common::answer::request::{RESPONSE_MIN, hash_of};
-use metadata_common::cookie::CookieKey;
 use metadata_common::maps::{
     AnswerRecord, COMMON_WORDS, DATE_BYTES, Document, DocumentKey, Edition, LONG_RESPONSE_BYTES,
     RESPONSE_BYTES, ServedDate, Slot, SlotToken, TOKEN_BYTES, name, program,
 };
+use metadata_common::siphash::SipKey;
 use metadata_datapath::afxdp::CommonUseTable;
 use metadata_datapath::stack::GuestDevices;
 use std::io;
@@ -175,12 +175,12 @@ pub struct DocumentTable {
     program: ProgramArray<MapData>,
     editions: Editions,
     tokens: Arc<SlotTokens>,
-    key: CookieKey,
+    key: SipKey,
 }
 
 impl DocumentTable {
     /// Loads `request` behind `port`, and takes the tables out of a loaded object.
-    pub(super) fn take(ebpf: &mut Ebpf, key: CookieKey, devices: GuestDevices) -> Result<Self, SteerError> {
+    pub(super) fn take(ebpf: &mut Ebpf, key: SipKey, devices: GuestDevices) -> Result<Self, SteerError> {
         let loaded = load_program(ebpf, program::REQUEST)?;
         let failed = |source| SteerError::load("request program's descriptor", source);
         let descriptor = loaded.fd().and_then(|fd| Ok(fd.try_clone()?)).map_err(failed)?;

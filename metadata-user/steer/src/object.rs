@@ -39,6 +39,7 @@ use aya::{Ebpf, EbpfLoader};
 use aya_obj::programs::XdpAttachType;
 use metadata_common::cookie::CookieKey;
 use metadata_common::maps::{IN_FRONT, RING_BYTES, name, program};
+use metadata_common::siphash::SipKey;
 use metadata_links::MAX_NAMESPACES;
 use metadata_links::error::LinkError;
 use metadata_links::netns::Cookie;
@@ -171,7 +172,7 @@ impl Object {
     /// `taking_over`, the agent that owns the inherited maps still runs. The maps of documents have room if
     /// `answers_requests`.
     pub(super) fn load(
-        key: CookieKey,
+        (key, request_key): (CookieKey, SipKey),
         hub: u32,
         home: Cookie,
         adopted: Option<&PinDirectory>,
@@ -184,9 +185,10 @@ impl Object {
             }
         }
         let mut loader = EbpfLoader::new();
-        // Leaked because the loader keeps a reference: sixteen bytes at each start of steering.
-        let key: &'static [u64; 2] = Box::leak(Box::new(key.0));
+        // Leaked because the loader keeps references: 32 bytes at each start of steering.
+        let [key, request_key]: &'static [[u64; 2]; 2] = Box::leak(Box::new([key.0, request_key.0]));
         loader.override_global(name::COOKIE_KEY, key, true);
+        loader.override_global(name::REQUEST_KEY, request_key, true);
         loader.override_global(name::ANSWERS_REQUESTS, if answers_requests { &1_u32 } else { &0 }, true);
         for map in shared() {
             loader.map_pin_path(map, pins.path(map));

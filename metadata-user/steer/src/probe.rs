@@ -15,6 +15,7 @@ use futures_util::TryStreamExt as _;
 use metadata_common::cookie::CookieKey;
 use metadata_common::maps::{name, program};
 use metadata_common::port::PortName;
+use metadata_common::siphash::SipKey;
 use metadata_common::verdict::Verdict;
 use metadata_datapath::afxdp::{Socket, SocketConfig};
 use metadata_links::error::LinkError;
@@ -215,7 +216,7 @@ fn staged_features() -> Vec<(Feature, ProbeResult)> {
     let mut found = Vec::new();
     // The programs attached here do not read the namespace's cookie, which an old kernel does not have.
     let home = netns::cookie().unwrap_or(netns::Cookie::from_number(0));
-    let mut ebpf = match Object::load(CookieKey([0; 2]), 0, home, None, (false, false)) {
+    let mut ebpf = match Object::load((CookieKey([0; 2]), SipKey([0; 2])), 0, home, None, (false, false)) {
         Ok((_, ebpf)) => ebpf,
         Err(error) => {
             let failure = ProbeError::from(error);

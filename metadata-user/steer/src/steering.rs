@@ -117,12 +117,12 @@ impl Steering {
         let first = config.adopt.side() * HUBS_OF_A_SIDE;
         let answers_requests = config.answers & ANSWER_REQUESTS != 0;
         let (mut object, mut ebpf) =
-            Object::load(key, first, home, adopted, (taking_over, answers_requests))?;
+            Object::load((key, config.request_key), first, home, adopted, (taking_over, answers_requests))?;
         let ordinary = object.ordinary().clone();
         let mut maps = Maps::take(&mut ebpf, config, key, ordinary.clone())?;
         let reports = ProgramReports::take(&mut ebpf, ordinary)?;
         let mut documents = answers_requests
-            .then(|| DocumentTable::take(&mut ebpf, key, maps.guest_devices()))
+            .then(|| DocumentTable::take(&mut ebpf, config.request_key, maps.guest_devices()))
             .transpose()?;
         maps.begin(taking_over.then_some(first))?;
         let hubs = Hubs::start(config, has_tcx, devices, &mut object, ebpf, &mut maps, pins.as_ref())?;

@@ -17,8 +17,10 @@
 #![expect(unsafe_code, reason = "entries lie in memory shared with the kernel")]
 
 use metadata_common::cookie::Flow;
-use metadata_common::maps::{ALL_SENT, AllSent, AnsweredConnection};
+use metadata_common::maps::{ALL_SENT, ALL_SENT_IDLE_MS, AllSent, AnsweredConnection};
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -79,30 +81,6 @@ impl AllSentTable {
         Ok(Self { answered: Some((first, memory)), ..self })
     }
 
-    /// Frees the entries of connections that the kernel answered last more than [`ALL_SENT_IDLE_MS`] ago. Returns the
-    /// number of those that it still owns.
-    ///
-    /// [`ALL_SENT_IDLE_MS`]: metadata_common::maps::ALL_SENT_IDLE_MS
-    pub fn free_idle(&self, now_ns: u64) -> u64 {
-        let mut owned = 0;
-        for index in 0..ALL_SENT {
-            let cell = self.place(index);
-            let flow = cell.kernels();
-            if flow == 0 {
-                continue;
-            }
-            if self
-                .answered_at(index)
-                .is_some_and(|answered| answered.flow == flow && !answered.is_idle(now_ns))
-            {
-                owned += 1;
-            } else {
-                cell.withdraw(flow);
-            }
-        }
-        owned
-    }
-
     /// What the kernel knows of a connection that it has answered.
     fn answered(&self, flow: Flow) -> Option<AnsweredConnection> {
         self.answered_at(flow.index()).filter(|answered| answered.flow == flow.number())
@@ -117,6 +95,24 @@ impl AllSentTable {
         // SAFETY: as above; the mapping lives as long as `self`, all its bytes are initialised, and both sides access
         // them as whole integers.
         Some(unsafe { entry.as_ref() }.load())
+    }
+
+    /// The numbers of a connection that the kernel has answered.
+    fn numbers(&self, flow: Flow) -> AllSent {
+        let cell = self.cell(flow);
+        AllSent {
+            sent: cell.sent.load(Ordering::Relaxed),
+            received: cell.received.load(Ordering::Relaxed),
+            acknowledged: cell.acknowledged.load(Ordering::Relaxed),
+            opened: cell.opened.load(Ordering::Relaxed),
+            ..AllSent::default()
+        }
+    }
+
+    /// Whether the kernel has answered a connection of this number, at this index, and then none of its segments for
+    /// [`ALL_SENT_IDLE_MS`].
+    fn is_idle(&self, index: u32, number: u64) -> bool {
+        self.answered_at(index).is_some_and(|answered| answered.flow == number && answered.is_idle(now_ns()))
     }
 
     /// Resets the count of held connections in every entry, because the agent that counted them has ended.
@@ -140,6 +136,44 @@ impl AllSentTable {
     }
 }
 
+/// The connections in the table that the programs of another agent have answered: this agent does not know when.
+#[derive(Debug, Default)]
+pub struct ForeignConnections {
+    /// By its flow: what the kernel had sent on a connection, and since when no more.
+    seen: HashMap<u64, (u32, u64)>,
+}
+
+impl ForeignConnections {
+    /// Frees the entries of those that were looked at [`ALL_SENT_IDLE_MS`] ago and have sent nothing since. While another
+    /// agent starts or ends, its programs answer, too, so its connections may be in use. Returns the number of the others.
+    pub fn free_idle(&mut self, table: &AllSentTable, now_ns: u64) -> usize {
+        let mut seen = HashMap::new();
+        for index in 0..ALL_SENT {
+            let cell = table.place(index);
+            let flow = cell.kernels();
+            if flow == 0 || table.answered_at(index).is_some_and(|answered| answered.flow == flow) {
+                continue;
+            }
+            let sent = cell.sent.load(Ordering::Relaxed);
+            let known = self.seen.get(&flow).filter(|(before, _)| *before == sent);
+            let since = known.map_or(now_ns, |(_, since)| *since);
+            if now_ns.saturating_sub(since) / 1_000_000 > ALL_SENT_IDLE_MS.into() {
+                cell.withdraw(flow);
+            } else {
+                seen.insert(flow, (sent, since));
+            }
+        }
+        self.seen = seen;
+        self.seen.len()
+    }
+}
+
+/// The kernel's time (`bpf_ktime_get_ns`).
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
 impl AckLedger for AllSentTable {
     fn hold(&mut self, flow: Flow) {
         self.cell(flow).hold();
@@ -155,38 +189,36 @@ impl AckLedger for AllSentTable {
     }
 
     fn post(&mut self, flow: Flow, entry: AllSent) -> Option<DisplacedConnection> {
-        self.cell(flow).post(entry)
+        self.cell(flow).post(entry, |kernels| self.is_idle(flow.index(), kernels))
     }
 
     fn look(&self, flow: Flow) -> Option<KernelReceipt> {
         self.cell(flow).look(flow.number())
     }
 
-    fn take_over(&mut self, flow: Flow, segment: KernelSegment) -> KernelTurn {
-        let (number, cell) = (flow.number(), self.cell(flow));
-        if cell.kernels() != number {
+    fn kernel_turn(&self, flow: Flow, segment: KernelSegment) -> KernelTurn {
+        if self.cell(flow).kernels() != flow.number() {
             return KernelTurn::Unknown;
         }
-        let numbers = || AllSent {
-            sent: cell.sent.load(Ordering::Relaxed),
-            received: cell.received.load(Ordering::Relaxed),
-            acknowledged: cell.acknowledged.load(Ordering::Relaxed),
-            opened: cell.opened.load(Ordering::Relaxed),
-            ..AllSent::default()
-        };
-        let (posted, answered) = (numbers(), self.answered(flow));
-        let turn = KernelTurn::after(&posted, flow.mark(), segment, answered);
-        if matches!(turn, KernelTurn::Kernels { .. }) {
-            return turn;
+        let turn = KernelTurn::after(&self.numbers(flow), flow.mark(), segment, self.answered(flow));
+        match turn {
+            KernelTurn::Kernels { first, .. } => {
+                KernelTurn::Kernels { first, is_idle: self.is_idle(flow.index(), flow.number()) }
+            }
+            turn => turn,
         }
-        cell.withdraw(number);
+    }
+
+    fn take_over(&mut self, flow: Flow, segment: KernelSegment) -> bool {
+        let posted = self.numbers(flow);
+        let turn = KernelTurn::after(&posted, flow.mark(), segment, self.answered(flow));
+        if self.cell(flow).kernels() != flow.number() || !turn.is_stacks() {
+            return false;
+        }
+        self.withdraw(flow);
         // The kernel may have answered the guest's next copy of the segment meanwhile.
-        let AllSent { sent, received, .. } = numbers();
-        if (sent, received) == (posted.sent, posted.received) {
-            turn
-        } else {
-            KernelTurn::Kernels { first: None }
-        }
+        let AllSent { sent, received, .. } = self.numbers(flow);
+        (sent, received) == (posted.sent, posted.received)
     }
 
     fn reopen(&mut self, flow: Flow) {
@@ -240,10 +272,11 @@ impl AtomicAnswered {
 #[cfg(test)]
 mod tests {
     use super::{
-        ALL_SENT, AckLedger as _, AllSent, AllSentTable, AtomicEntry, DisplacedConnection, KernelReceipt,
-        Mapping,
+        ALL_SENT, AckLedger as _, AllSent, AllSentTable, AnsweredConnection, AtomicAnswered, AtomicEntry,
+        DisplacedConnection, ForeignConnections, KernelReceipt, KernelSegment, KernelTurn, Mapping, now_ns,
     };
     use metadata_common::cookie::{CookieKey, Flow};
+    use metadata_common::maps::FIN_ENDS_BOTH_KERNEL;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     fn table() -> AllSentTable {
@@ -342,6 +375,97 @@ mod tests {
         assert!(table.is_opened(flow(1)));
         table.hold(flow(1));
         assert!(!table.is_opened(flow(1)));
+    }
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// Has the kernel answer a connection with this number of bytes. Its own agent also knows when.
+    fn answer(table: &AllSentTable, flow: Flow, sent: u32, at_ns: Option<u64>) {
+        let cell = table.cell(flow);
+        cell.sent.store(sent, Ordering::Relaxed);
+        cell.received.store(100, Ordering::Relaxed);
+        cell.closed.store(sent - 1, Ordering::Relaxed);
+        cell.finished.store(FIN_ENDS_BOTH_KERNEL, Ordering::Relaxed);
+        cell.flow.store(flow.number(), Ordering::Relaxed);
+        if let Some(at_ns) = at_ns {
+            let (first, _) = table.answered.as_ref().expect("both tables");
+            // SAFETY: the index is below ALL_SENT, and the mapping has that many entries.
+            let place = unsafe { first.add(flow.index() as usize) };
+            // SAFETY: inside the mapping, which is alive and consists of atomics.
+            let place = unsafe { place.as_ref() };
+            let known =
+                AnsweredConnection::new(flow.number(), at_ns, 1, AnsweredConnection::LEAST.options(), 1);
+            place.flow.store(known.flow, Ordering::Relaxed);
+            place.at_ms.store(known.at_ms, Ordering::Relaxed);
+        }
+    }
+
+    /// The table, and the one of connections that the kernel has answered.
+    fn both_tables() -> AllSentTable {
+        let memory = Mapping::anonymous(ALL_SENT as usize * size_of::<AtomicAnswered>()).expect("two MiB");
+        let first = memory.at(0, ALL_SENT as usize).expect("all entries");
+        AllSentTable { answered: Some((first, memory)), ..table() }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it looks at all entries several times")]
+    fn a_connection_that_another_agent_has_answered_is_freed_once_it_has_sent_nothing_for_75_s() {
+        let (table, mut foreign) = (both_tables(), ForeignConnections::default());
+        let (own, idle, used) = (flow(1), flow(2), flow(3));
+        answer(&table, own, 500, Some(0));
+        answer(&table, idle, 500, None);
+        answer(&table, used, 500, None);
+        let kept = || [own, idle, used].map(|flow| table.cell(flow).kernels() != 0);
+        assert_eq!(foreign.free_idle(&table, 1_000 * SECOND), 2, "nobody knows when they were used");
+        answer(&table, used, 900, None);
+        assert_eq!(foreign.free_idle(&table, 1_070 * SECOND), 2);
+        assert_eq!(kept(), [true; 3]);
+        assert_eq!(foreign.free_idle(&table, 1_080 * SECOND), 1);
+        assert_eq!(kept(), [true, false, true], "the agent's own stays until its entry is needed");
+        assert_eq!(foreign.free_idle(&table, 1_200 * SECOND), 0);
+        assert_eq!(kept(), [true, false, false]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it searches thousands of flows for two with one entry")]
+    fn a_post_takes_the_entry_of_an_answered_connection_only_if_that_is_idle() {
+        let other = (2..).map(flow).find(|other| other.index() == flow(1).index()).expect("a collision");
+        for (name, at_ns, takes) in [
+            ("just answered", Some(now_ns()), false),
+            ("idle", Some(now_ns().wrapping_sub(80 * SECOND)), true),
+            ("answered by another agent", None, false),
+        ] {
+            let mut table = both_tables();
+            answer(&table, flow(1), 500, at_ns);
+            table.post(other, entry(other));
+            assert_eq!(table.look(other).is_some(), takes, "{name}");
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "the clock is a system call")]
+    fn a_guest_may_begin_again_where_its_answered_connection_is_idle() {
+        for (at_ns, idle) in [(now_ns(), false), (now_ns().wrapping_sub(80 * SECOND), true)] {
+            let table = both_tables();
+            answer(&table, flow(1), 500, Some(at_ns));
+            let segment = KernelSegment { seq: 1, next: 50, ack: Some(9), resets: false };
+            let turn = table.kernel_turn(flow(1), segment);
+            assert_eq!(turn, KernelTurn::Kernels { first: Some(0), is_idle: idle });
+        }
+    }
+
+    #[test]
+    fn a_connection_is_taken_over_only_with_a_segment_that_is_the_stacks() {
+        let mut table = both_tables();
+        answer(&table, flow(1), 500, Some(SECOND));
+        let request = |seq| KernelSegment { seq, next: seq + 40, ack: Some(500), resets: false };
+        assert!(!table.take_over(flow(1), request(7)), "not the next one");
+        assert!(table.cell(flow(1)).kernels() != 0, "it stays the kernel's");
+        assert!(table.kernel_turn(flow(1), request(100)).is_stacks());
+        assert!(table.cell(flow(1)).kernels() != 0, "to ask changes nothing");
+        assert!(table.take_over(flow(1), request(100)));
+        assert_eq!(table.cell(flow(1)).kernels(), 0);
+        assert!(!table.take_over(flow(1), request(100)), "it is the stack's already");
     }
 
     /// Waits until `count` threads have called this `round` times.

@@ -228,6 +228,13 @@ pub enum KernelTurn {
     Kernels {
         /// The sequence number of the connection's first request, if it is known.
         first: Option<u32>,
+        /// It [is idle](AnsweredConnection::is_idle).
+        is_idle: bool,
+    },
+    /// It is the kernel's, and the guest asks whether it still exists (RFC 9293 section 3.8.4).
+    Probed {
+        /// The next sequence number of either side: ours and the guest's.
+        next: (u32, u32),
     },
 }
 
@@ -250,6 +257,15 @@ impl KernelTurn {
         let begins = opened == mark && answered.is_some_and(|answered| answered.first == seq);
         match ack {
             _ if resets && seq == received => Self::Reset,
+            // A probe is empty or has one byte, and repeats the last number.
+            Some(ack)
+                if !resets
+                    && ack == sent
+                    && seq == received.wrapping_sub(1)
+                    && (next == seq || next == received) =>
+            {
+                Self::Probed { next: (sent, received) }
+            }
             Some(ack) if !resets && has_data && seq == received && ack == sent => Self::Adopted(options),
             // The kernel could not repeat the answer, and the guest has not received it. If it has, this is a late copy.
             Some(ack)
@@ -262,8 +278,14 @@ impl KernelTurn {
             {
                 Self::Reset
             }
-            _ => Self::Kernels { first: answered.map(|answered| answered.first) },
+            _ => Self::Kernels { first: answered.map(|answered| answered.first), is_idle: false },
         }
+    }
+
+    /// Whether the stack may [take the connection over](AckLedger::take_over).
+    #[must_use]
+    pub const fn is_stacks(self) -> bool {
+        matches!(self, Self::Adopted(_) | Self::Reset)
     }
 }
 
@@ -285,10 +307,15 @@ pub trait AckLedger {
     fn post(&mut self, flow: Flow, entry: AllSent) -> Option<DisplacedConnection>;
     /// Reads what the kernel received for a connection; `None` if its entry is empty or holds another connection.
     fn look(&self, flow: Flow) -> Option<KernelReceipt>;
-    /// Takes a segment of a connection that the kernel may have answered by itself. With [`KernelTurn::Adopted`] and
-    /// [`KernelTurn::Reset`] the connection is the kernel's no more.
-    fn take_over(&mut self, _flow: Flow, _segment: KernelSegment) -> KernelTurn {
+    /// Whose turn it is after a segment of a connection that the kernel may have answered by itself.
+    fn kernel_turn(&self, _flow: Flow, _segment: KernelSegment) -> KernelTurn {
         KernelTurn::Unknown
+    }
+    /// Takes a connection from the kernel after a segment with which it is [`Adopted`](KernelTurn::Adopted) or
+    /// [`Reset`](KernelTurn::Reset). Returns false if the kernel has taken a segment meanwhile: the guest repeats this one if
+    /// it is needed.
+    fn take_over(&mut self, _flow: Flow, _segment: KernelSegment) -> bool {
+        false
     }
     /// Notes that the stack has answered a SYN of a flow whose connection the kernel has answered. Afterwards
     /// [`is_opened`](Self::is_opened).

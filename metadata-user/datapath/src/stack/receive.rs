@@ -263,17 +263,31 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         }
         let next = segment.seq.wrapping_add(segment.length());
         let numbers = KernelSegment { seq: segment.seq, next, ack: segment.ack, resets: segment.has(RST) };
-        match self.ledger.take_over(source.flow, numbers) {
+        match self.ledger.kernel_turn(source.flow, numbers) {
             KernelTurn::Unknown => {}
-            KernelTurn::Adopted(abilities) => return self.begin(source, segment, abilities, out),
-            KernelTurn::Reset => return self.refuse(source, segment, out),
+            KernelTurn::Adopted(abilities) => {
+                // Without room the kernel keeps the connection, until the guest repeats the segment.
+                if self.admits(source, out) && self.ledger.take_over(source.flow, numbers) {
+                    self.open(source, segment, abilities, out);
+                }
+                return;
+            }
+            KernelTurn::Reset => {
+                if self.ledger.take_over(source.flow, numbers) {
+                    self.refuse(source, segment, out);
+                }
+                return;
+            }
             // The guest has begun again with the same ports.
-            KernelTurn::Kernels { first } if self.begins(source.flow, segment, first) => {
+            KernelTurn::Kernels { first, is_idle } if self.begins(source.flow, segment, first, is_idle) => {
                 self.ledger.withdraw(source.flow);
             }
             KernelTurn::Kernels { .. } => {
                 self.stats.dropped_early += 1;
                 return;
+            }
+            KernelTurn::Probed { next: (seq, ack) } => {
+                return self.acknowledge(source, segment, (seq, 0), ack, out);
             }
         }
         match self.table.wait(source.flow.number()) {
@@ -308,9 +322,10 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
     }
 
     /// Whether a segment begins a connection in place of one whose first request had the sequence number `first`.
-    fn begins(&self, flow: Flow, segment: &Segment<'_>, first: Option<u32>) -> bool {
+    fn begins(&self, flow: Flow, segment: &Segment<'_>, first: Option<u32>, is_idle: bool) -> bool {
         let is_first = matches!(self.check(flow, segment), Some((CookieCheck::First(_), _)));
-        let differs = self.ledger.is_opened(flow) || first.is_some_and(|first| first != segment.seq);
+        let differs =
+            is_idle || self.ledger.is_opened(flow) || first.is_some_and(|first| first != segment.seq);
         segment.length() > 0 && is_first && differs
     }
 
@@ -386,6 +401,18 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         // again.
         let is_fin_missing = segment.ack.is_none_or(|ack| before(ack, next));
         let (seq, flags) = if is_fin_missing { (next.wrapping_sub(1), FIN) } else { (next, 0) };
+        self.acknowledge(source, segment, (seq, flags), ack, out);
+    }
+
+    /// Acknowledges what a guest has sent on a connection that has no state.
+    fn acknowledge(
+        &mut self,
+        source: SegmentContext,
+        segment: &Segment<'_>,
+        (seq, flags): (u32, u8),
+        ack: u32,
+        out: &mut dyn Transmit,
+    ) {
         let window = RECEIVE_BUFFER as u16;
         let answer = Header { seq, ack: Some(ack), flags, window, options: &[] };
         self.workshop.send(out, |frame| answer.emit(&segment.tuple, source.route, frame));
@@ -429,10 +456,26 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         abilities: TcpOptions,
         out: &mut dyn Transmit,
     ) {
-        let SegmentContext { now, slot, route, flow } = source;
-        if self.turns_away(now, flow.number()) || !self.has_room(now.mono, slot, out) {
-            return;
+        if self.admits(source, out) {
+            self.open(source, segment, abilities, out);
         }
+    }
+
+    /// Whether there may be one more connection.
+    fn admits(&mut self, source: SegmentContext, out: &mut dyn Transmit) -> bool {
+        let SegmentContext { now, slot, flow, .. } = source;
+        !self.turns_away(now, flow.number()) && self.has_room(now.mono, slot, out)
+    }
+
+    /// Creates a connection that was admitted.
+    fn open(
+        &mut self,
+        source: SegmentContext,
+        segment: &Segment<'_>,
+        abilities: TcpOptions,
+        out: &mut dyn Transmit,
+    ) {
+        let SegmentContext { now, slot, route, flow } = source;
         self.forget_wait(slot, flow);
         let (local, remote) = (segment.tuple.local, segment.tuple.remote);
         let mut exchange = self.service.open(now, Connection { slot, local, remote });

@@ -235,14 +235,14 @@ impl CandidateRequests {
 mod tests {
     use super::{CANDIDATES, CandidateRequests, LEARNED, LEARNED_FLOOR, LearnedFile, LearnedRequests};
     use crate::service::{ReportedRequest, RequestReports};
-    use metadata_common::cookie::CookieKey;
     use metadata_common::maps::Slot;
     use metadata_common::share::Tenant;
+    use metadata_common::siphash::SipKey;
     use metadata_feed::state::save_queue::SaveQueue;
     use std::sync::Arc;
 
     fn reports(key: u64) -> Arc<RequestReports> {
-        Arc::new(RequestReports::new(CookieKey([key, 2])))
+        Arc::new(RequestReports::new(SipKey([key, 2])))
     }
 
     fn request(path: &str) -> String {
@@ -295,7 +295,7 @@ mod tests {
 
     fn report(slot: Slot, path: &str) -> ReportedRequest {
         let text = format!("GET /{path} HTTP/1.1\r\nHost: a\r\n\r\n");
-        ReportedRequest::of(slot, text.as_bytes(), &CookieKey([1, 2])).expect("a form")
+        ReportedRequest::of(slot, text.as_bytes(), &SipKey([1, 2])).expect("a form")
     }
 
     #[test]

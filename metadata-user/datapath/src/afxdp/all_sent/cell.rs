@@ -29,11 +29,17 @@ impl AtomicEntry {
         }
     }
 
-    /// Stores a connection's entry. If it replaces another connection, returns what the kernel received for that one.
-    pub(super) fn post(&self, entry: AllSent) -> Option<DisplacedConnection> {
+    /// Stores a connection's entry. If it replaces another connection, returns what the kernel received for that one. It
+    /// replaces one that the kernel has answered only if that [is idle](metadata_common::maps::AnsweredConnection::is_idle).
+    pub(super) fn post(
+        &self,
+        entry: AllSent,
+        is_idle: impl FnOnce(u64) -> bool,
+    ) -> Option<DisplacedConnection> {
         let AllSent { flow: number, sent, received, finished, acknowledged, closed, .. } = entry;
         // The kernel hears of the end of its own connection by this entry alone. The stack does without.
-        if !matches!(self.kernels(), 0) {
+        let kernels = self.kernels();
+        if kernels != 0 && !is_idle(kernels) {
             return None;
         }
         // Clear the flow, store the numbers that mean nothing was received, store the other numbers, set the flow.
