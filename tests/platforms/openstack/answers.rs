@@ -60,12 +60,13 @@ fn both(node: &Node, instance: &Instance, words: &[&str], path: &str) -> Result<
 #[test]
 fn guests_get_every_document_of_nova_byte_for_byte() {
     /// Paths beside those that Nova lists.
-    const UNLISTED: [&str; 11] = [
+    const UNLISTED: [&str; 12] = [
         "/",
         "/openstack",
         "//openstack",
         "/openstack/latest/",
         "/openstack/latest/user_data?a=%20b",
+        "/openstack/latest/user_data?a=\"<b>\"",
         "/openstack/latest/nothing",
         "/openstack/1999-01-01/meta_data.json",
         "/openstack/content/0000",

@@ -6,7 +6,7 @@
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -16,7 +16,7 @@ use metadata_common::maps::Slot;
 use metadata_common::printable::hex;
 use metadata_content::http::StatusCode;
 use metadata_content::upstream::{UpstreamAnswer, UpstreamOrder};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::{AsciiSet, CONTROLS, NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::io::Errno;
 use sha2::Sha256;
 use std::collections::hash_map::Entry;
@@ -80,6 +80,9 @@ const PATH: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b',')
     .remove(b';')
     .remove(b'=');
+/// The bytes of a query that do not stand for themselves, as clients encode them (URL Standard, §1.3): [`Uri`] refuses
+/// them, or takes what follows for a fragment.
+const NOT_OF_QUERY: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'<').add(b'>');
 
 /// The secret that Nova and this agent share. It has no `Debug`.
 #[derive(Clone, PartialEq, Eq)]
@@ -113,16 +116,16 @@ impl NovaSecret {
 #[derive(Clone, Copy)]
 struct Asking<'a> {
     instance: &'a str,
-    /// What is signed: the instance, or for a trial something else.
-    signed: &'a str,
     project: &'a str,
     address: IpAddr,
 }
 
-/// An instance that does not exist, with the signature of `signed`.
-const fn nobody(signed: &str) -> Asking<'_> {
-    Asking { instance: NOBODY, signed, project: NOBODY, address: IpAddr::V4(Ipv4Addr::LOCALHOST) }
-}
+/// An instance that does not exist.
+const UNKNOWN: Asking<'static> =
+    Asking { instance: NOBODY, project: NOBODY, address: IpAddr::V4(Ipv4Addr::LOCALHOST) };
+
+/// A request that lacks only its signature.
+type UnsignedRequest = Request<Full<Bytes>>;
 
 /// A client of Nova's metadata API.
 pub(super) struct NovaClient {
@@ -236,6 +239,10 @@ impl NovaClient {
 
     /// Fetches the answer to an order. Returns the slots to wake.
     async fn fetch(&self, order: UpstreamOrder) -> Vec<Slot> {
+        // What cannot be a request is not sent, and says nothing of Nova.
+        let Some(request) = self.request_for(&order) else {
+            return order.answered(plain(StatusCode(400)), unix_now());
+        };
         let until = Instant::now() + AWAY_FOR;
         loop {
             let pause = self.breaker().wait(Instant::now());
@@ -246,7 +253,7 @@ impl NovaClient {
                 sleep_until(pause).await;
                 continue;
             }
-            match self.ask(&order).await {
+            match self.signed(order.instance(), &request).await {
                 Ok(answer) => {
                     self.breaker().close();
                     return order.answered(answer, unix_now());
@@ -261,20 +268,41 @@ impl NovaClient {
         }
     }
 
-    async fn ask(&self, order: &UpstreamOrder) -> Result<UpstreamAnswer, NovaError> {
-        let instance = order.instance();
+    /// The request of an order; `None` if its parts cannot be a request of HTTP.
+    fn request_for(&self, order: &UpstreamOrder) -> Option<UnsignedRequest> {
         let asking =
-            Asking { instance, signed: instance, project: order.project(), address: order.address() };
+            Asking { instance: order.instance(), project: order.project(), address: order.address() };
         let mut target = utf8_percent_encode(order.path(), PATH).to_string();
         if !order.query().is_empty() {
-            target = format!("{target}?{}", order.query());
+            target = format!("{target}?{}", utf8_percent_encode(order.query(), NOT_OF_QUERY));
         }
-        self.signed(asking, (order.method().as_str(), &target, order.body().clone())).await
+        self.request(asking, (order.method().as_str(), &target, order.body().clone()))
+    }
+
+    fn request(
+        &self,
+        asking: Asking<'_>,
+        (method, target, body): (&str, &str, Bytes),
+    ) -> Option<UnsignedRequest> {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{}{target}", self.options.url.trim_end_matches('/')))
+            .header("X-Instance-ID", asking.instance)
+            .header("X-Tenant-ID", asking.project)
+            .header("X-Forwarded-For", asking.address.to_string())
+            .body(Full::new(body));
+        request.ok()
+    }
+
+    /// A request for an instance that does not exist.
+    fn trial(&self) -> Result<UnsignedRequest, NovaError> {
+        let request = self.request(UNKNOWN, ("GET", "/openstack", Bytes::new()));
+        request.ok_or_else(|| unsent(format!("{} makes no request", self.options.url)))
     }
 
     /// Asks for an instance that does not exist: 404 says that the signature is good.
     pub(super) async fn probe(&self) -> Result<StatusCode, NovaError> {
-        let answer = self.signed(nobody(NOBODY), ("GET", "/openstack", Bytes::new())).await;
+        let answer = self.signed(NOBODY, &self.trial()?).await;
         match answer.is_ok() {
             true => self.breaker().close(),
             false => self.breaker().fail(Instant::now()),
@@ -284,31 +312,22 @@ impl NovaClient {
 
     /// Asks for the same with the signature of something else: Nova answers 403, and a server that is not Nova as before.
     pub(super) async fn probe_with_wrong_signature(&self) -> Result<StatusCode, NovaError> {
-        let request = ("GET", "/openstack", Bytes::new());
-        self.exchange(nobody("nobody"), request).await.map(|answer| answer.status)
+        self.exchange("nobody", self.trial()?).await.map(|answer| answer.status)
     }
 
-    /// Asks for a target. Somebody may have changed the secret on both sides: if Nova forbids a request, which then has
-    /// changed nothing, it is signed by another secret if there is one.
-    async fn signed(
-        &self,
-        asking: Asking<'_>,
-        (method, target, body): (&str, &str, Bytes),
-    ) -> Result<UpstreamAnswer, NovaError> {
-        let answer = self.reported(asking, (method, target, body.clone())).await?;
+    /// Asks for an instance. Somebody may have changed the secret on both sides: if Nova forbids a request, which then
+    /// has changed nothing, it is signed by another secret if there is one.
+    async fn signed(&self, instance: &str, request: &UnsignedRequest) -> Result<UpstreamAnswer, NovaError> {
+        let answer = self.reported(instance, request.clone()).await?;
         if answer.status == StatusCode(403) && self.is_secret_new() {
-            return self.reported(asking, (method, target, body)).await;
+            return self.reported(instance, request.clone()).await;
         }
         Ok(answer)
     }
 
     /// Asks once, and notes how that went.
-    async fn reported(
-        &self,
-        asking: Asking<'_>,
-        request: (&str, &str, Bytes),
-    ) -> Result<UpstreamAnswer, NovaError> {
-        let answer = timeout(ANSWERS_WITHIN, self.exchange(asking, request)).await;
+    async fn reported(&self, instance: &str, request: UnsignedRequest) -> Result<UpstreamAnswer, NovaError> {
+        let answer = timeout(ANSWERS_WITHIN, self.exchange(instance, request)).await;
         let late = || NovaError {
             reason: format!("no answer within {} s", ANSWERS_WITHIN.as_secs()),
             is_unsent: false,
@@ -321,23 +340,15 @@ impl NovaClient {
         answer
     }
 
+    /// Sends a request with the signature of `signed`: the instance, or for a trial something else.
     async fn exchange(
         &self,
-        asking: Asking<'_>,
-        (method, target, body): (&str, &str, Bytes),
+        signed: &str,
+        mut request: UnsignedRequest,
     ) -> Result<UpstreamAnswer, NovaError> {
-        let unsent = |reason: String| NovaError { reason, is_unsent: true };
         let secret = self.known_secret().map_err(|error| unsent(error.to_string()))?;
-        let request = Request::builder()
-            .method(method)
-            .uri(format!("{}{target}", self.options.url.trim_end_matches('/')))
-            .header("X-Instance-ID", asking.instance)
-            .header("X-Tenant-ID", asking.project)
-            .header("X-Instance-ID-Signature", secret.sign(asking.signed))
-            .header("X-Forwarded-For", asking.address.to_string())
-            .body(Full::new(body));
-        // The guest's query, or a project that is no header field.
-        let Ok(request) = request else { return Ok(plain(StatusCode(400))) };
+        let signature = HeaderValue::try_from(secret.sign(signed)).expect("hex digits");
+        request.headers_mut().insert("x-instance-id-signature", signature);
         let response = self
             .client
             .request(request)
@@ -381,6 +392,10 @@ impl NovaClient {
         }
         is_new
     }
+}
+
+fn unsent(reason: String) -> NovaError {
+    NovaError { reason, is_unsent: true }
 }
 
 fn plain(status: StatusCode) -> UpstreamAnswer {
@@ -442,13 +457,14 @@ impl CircuitBreaker {
 
 #[cfg(test)]
 mod tests {
-    use super::{CircuitBreaker, FAILURES, NovaClient, NovaSecret, PAUSES};
+    use super::{CircuitBreaker, FAILURES, NovaClient, NovaSecret, PAUSES, unix_now};
     use crate::openstack::NovaOptions;
-    use crate::openstack::health::OpenstackHealth;
-    use metadata_content::http::StatusCode;
+    use crate::openstack::health::{OpenstackHealth, OpenstackPeer};
+    use metadata_content::http::{Headers, Method, Request, RequestTarget, StatusCode};
     use metadata_content::record::{Record, RecordLimits};
-    use metadata_content::upstream::{Upstream, VmUpstream};
+    use metadata_content::upstream::{Upstream, UpstreamOutcome, VmUpstream};
     use serde_json::json;
+    use std::path::Path;
     use std::sync::Arc;
     use std::time::Duration;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -471,6 +487,8 @@ mod tests {
         }
     }
 
+    /// An empty answer, after which the next request comes by another connection.
+    const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
     const SIGNATURE: &str = "989c9e898c0357c75e741a3efe07192b7e02e85f31275c23b4e5b1185d914f6c";
 
     #[test]
@@ -508,40 +526,21 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_asked_ahead_for_an_instance_waits_for_its_first_answer() {
-        let room = tempfile::tempdir().expect("a directory");
-        let secret = room.path().join("secret");
-        std::fs::write(&secret, "s3cr3t").expect("written");
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a socket");
-        let url = format!("http://{}", listener.local_addr().expect("an address"));
-        let options = NovaOptions { url, secret, ..NovaOptions::default() };
-        let health = Arc::new(OpenstackHealth::new());
+        let (room, listener) = (tempfile::tempdir().expect("a directory"), listener().await);
+        let client = client(room.path(), &listener);
         // So that nobody asks whether it is there.
-        health.on_nova_answer(StatusCode(200));
-        let client = Arc::new(NovaClient::new(options, health).expect("a client"));
+        client.health.on_nova_answer(StatusCode(200));
         let (sender, orders) = unbounded_channel();
         let (wakes, _woken) = unbounded_channel();
         tokio::spawn(client.serve(orders, wakes));
         let upstream = Upstream::new(&["/1", "/2", "/3"], move |order| sender.send(order).is_ok());
-        let record = json!({
-            "schema": "vmrecord/1", "generation": 1, "hostname": {"short": "a"},
-            "vm": {"uuid": "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", "name": "a",
-                   "project": {"id": "p1", "number": 1, "account": "000000000000"}},
-            "placement": {"region": "local", "zone": "local-a"},
-            "network": {"nics": [{"id": "n0", "name": "eth0", "mac": "52:54:00:12:34:56",
-                                  "addresses": [{"method": "static", "address": "10.0.0.5/24"}]}]},
-        });
-        let parsed = Record::parse_within(&RecordLimits::DEFAULT, "a.json", &record.to_string());
-        let vm = Arc::new(VmUpstream::new(&upstream, &parsed.expect("a record").0));
-        vm.set_nic(0, "52:54:00:12:34:56".parse().expect("a MAC"), 0);
+        let _vm = vm(&upstream);
 
         let (mut first, _) = listener.accept().await.expect("a request");
         assert_eq!(asked(&mut first).await, "/1");
         let early = timeout(Duration::from_millis(100), listener.accept()).await;
         assert!(early.is_err(), "another one before the first is answered");
-        first
-            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-            .await
-            .expect("sent");
+        first.write_all(OK).await.expect("sent");
         let mut others = Vec::new();
         for _ in 0..2 {
             let (mut other, _) = listener.accept().await.expect("a request");
@@ -549,6 +548,86 @@ mod tests {
         }
         others.sort_by(|a, b| a.0.cmp(&b.0));
         assert_eq!(others.iter().map(|(path, _)| &**path).collect::<Vec<_>>(), ["/2", "/3"], "at once");
+    }
+
+    async fn listener() -> TcpListener {
+        TcpListener::bind("127.0.0.1:0").await.expect("a socket")
+    }
+
+    /// A client of the Nova that listens there. The directory is for its secret.
+    fn client(room: &Path, nova: &TcpListener) -> Arc<NovaClient> {
+        let secret = room.join("secret");
+        std::fs::write(&secret, "s3cr3t").expect("written");
+        let url = format!("http://{}", nova.local_addr().expect("an address"));
+        let options = NovaOptions { url, secret, ..NovaOptions::default() };
+        Arc::new(NovaClient::new(options, Arc::new(OpenstackHealth::new())).expect("a client"))
+    }
+
+    /// A VM whose guest asks through slot 0.
+    fn vm(upstream: &Upstream) -> Arc<VmUpstream> {
+        let record = json!({
+            "schema": "vmrecord/1", "generation": 1, "hostname": {"short": "a"},
+            "vm": {"uuid": "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", "name": "a", "namespace": "p1",
+                   "project": {"id": "p1", "number": 1, "account": "000000000000"}},
+            "placement": {"region": "local", "zone": "local-a"},
+            "network": {"nics": [{"id": "n0", "name": "eth0", "mac": "52:54:00:12:34:56",
+                                  "addresses": [{"method": "static", "address": "10.0.0.5/24"}]}]},
+        });
+        let parsed = Record::parse_within(&RecordLimits::DEFAULT, "a.json", &record.to_string());
+        let vm = Arc::new(VmUpstream::new(upstream, &parsed.expect("a record").0));
+        vm.set_nic(0, "52:54:00:12:34:56".parse().expect("a MAC"), 0);
+        vm
+    }
+
+    /// What its guest gets for a request, or for one that is parked until the answer to this order is there.
+    fn ask(vm: &Arc<VmUpstream>, (method, query): (Method, &str), parked: Option<u64>) -> UpstreamOutcome {
+        let target = RequestTarget { path: "/openstack", query };
+        let request = Request { method, target, headers: Headers::new(&[]), body: &[] };
+        vm.answer(0, &request, unix_now(), parked)
+    }
+
+    #[tokio::test]
+    async fn nova_gets_a_query_byte_for_byte_but_for_what_no_uri_has() {
+        let (room, listener) = (tempfile::tempdir().expect("a directory"), listener().await);
+        let client = client(room.path(), &listener);
+        client.health.on_nova_answer(StatusCode(200));
+        let (sender, orders) = unbounded_channel();
+        let (wakes, _woken) = unbounded_channel();
+        tokio::spawn(client.serve(orders, wakes));
+        let vm = vm(&Upstream::new(&[], move |order| sender.send(order).is_ok()));
+        for (query, expected) in [
+            ("a=%20b&%C3%A4;c=?/:@", "a=%20b&%C3%A4;c=?/:@"),
+            (r"100%&a+b='[{|}]'\^`~!$(*),.-_", r"100%&a+b='[{|}]'\^`~!$(*),.-_"),
+            (r#"a="<b>""#, "a=%22%3Cb%3E%22"),
+            ("a#b", "a%23b"),
+        ] {
+            let outcome = ask(&vm, (Method::Get, query), None);
+            assert!(matches!(outcome, UpstreamOutcome::Awaited(_)), "{query}: {outcome:?}");
+            let request = timeout(Duration::from_secs(5), listener.accept()).await;
+            let (mut request, _) = request.unwrap_or_else(|_| panic!("{query}: no request")).expect("one");
+            assert_eq!(asked(&mut request).await, format!("/openstack?{expected}"));
+            request.write_all(OK).await.expect("sent");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_a_request_is_refused_and_says_nothing_of_nova() {
+        let (room, listener) = (tempfile::tempdir().expect("a directory"), listener().await);
+        let client = client(room.path(), &listener);
+        // It is away.
+        drop(listener);
+        client.health.on_failure(OpenstackPeer::Nova, "no".into());
+        (0..FAILURES).for_each(|_| client.breaker().fail(Instant::now()));
+        let (sender, mut orders) = unbounded_channel();
+        let vm = vm(&Upstream::new(&[], move |order| sender.send(order).is_ok()));
+        let outcome = ask(&vm, (Method::Other, ""), None);
+        let UpstreamOutcome::Awaited(number) = outcome else { panic!("{outcome:?}") };
+        let woken = client.fetch(orders.try_recv().expect("an order")).await;
+        let outcome = ask(&vm, (Method::Other, ""), Some(number));
+        let UpstreamOutcome::Ready(response) = outcome else { panic!("{outcome:?}") };
+        assert_eq!((response.status(), woken), (StatusCode(400), vec![0]));
+        assert!(!client.health.is_nova_well(), "nothing was sent");
+        assert_eq!(client.breaker().failures, FAILURES, "nothing was sent");
     }
 
     /// The path of the request on a connection.
