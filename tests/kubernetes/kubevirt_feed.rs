@@ -157,6 +157,7 @@ impl Node {
             }
             FeedEvent::Expect { key, .. } => _ = self.known.insert(key, Known::Expected),
             FeedEvent::Remove { key } => _ = self.known.remove(&key),
+            FeedEvent::RemoveUnless { key, .. } => panic!("{key} may go"),
             FeedEvent::Rejected { key, error } => _ = self.refused.insert(key, error.to_string()),
             FeedEvent::Synced => self.synced = true,
         }

@@ -178,6 +178,15 @@ pub enum FeedEvent {
         /// The record's name within the feed.
         key: String,
     },
+    /// A good record goes if it has an identity that is not one of these: its VM has lost that NIC, which may be another
+    /// VM's by now. A feed says so before an `Expect` or `Rejected` that would keep the record, also one of the feed's
+    /// former run.
+    RemoveUnless {
+        /// The record's name within the feed.
+        key: String,
+        /// The ports and MACs that its VM has.
+        identities: Vec<(PortName, Mac)>,
+    },
     /// A record is invalid or exceeds a limit. Its last good version stays in force. With [`FeedError::Part`] that is
     /// the version just published. An `Upsert` takes the rejection back, so a feed repeats one that still holds.
     Rejected {

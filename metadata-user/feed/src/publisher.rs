@@ -167,6 +167,9 @@ impl Publisher {
             FeedEvent::Upsert { key, record } => FeedEvent::Upsert { key: name(key), record },
             FeedEvent::Expect { key, identities } => FeedEvent::Expect { key: name(key), identities },
             FeedEvent::Remove { key } => FeedEvent::Remove { key: name(key) },
+            FeedEvent::RemoveUnless { key, identities } => {
+                FeedEvent::RemoveUnless { key: name(key), identities }
+            }
             FeedEvent::Rejected { key, error } => FeedEvent::Rejected { key: name(key), error },
             FeedEvent::Synced => FeedEvent::Synced,
         }

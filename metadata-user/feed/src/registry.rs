@@ -5,9 +5,9 @@
 //! others stay shadowed until they are the highest. One source may have several records of a VM in force, because a VM
 //! that migrates within its node exists twice for a while.
 //!
-//! A refused record leaves the last good one in force. A record may also be in force while its feed rejects a part of
-//! its VM ([`FeedError::Part`]). This module uses no clock, file or network: events go in, and changes for guests come
-//! out.
+//! A refused record leaves the last good one in force, unless its VM has lost a NIC of that one. A record may also be
+//! in force while its feed rejects a part of its VM ([`FeedError::Part`]). This module uses no clock, file or network:
+//! events go in, and changes for guests come out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -207,6 +207,15 @@ impl Registry {
                 let mut changes = self.take(&id);
                 changes.extend(self.expected.remove(&id).then_some(Change::Drop(id)));
                 changes
+            }
+            FeedEvent::RemoveUnless { key, identities } => {
+                let id = RecordId::new(source, &key);
+                let has_another =
+                    |record: &Arc<Record>| record.identities().iter().any(|who| !identities.contains(who));
+                match self.record(&id).is_some_and(has_another) {
+                    true => self.take(&id),
+                    false => Vec::new(),
+                }
             }
             FeedEvent::Rejected { key, error } => {
                 let id = RecordId::new(source, &key);
@@ -440,6 +449,8 @@ mod tests {
 
     use super::{Change, Limits, RecordId, RecordSource, RecordStanding, Registry};
     use crate::{FeedError, FeedEvent, RejectedVm, VM_TEXT_BYTES};
+    use metadata_common::mac::Mac;
+    use metadata_common::port::PortName;
     use metadata_content::record::{Owner, Record};
 
     const A: &str = "7c0f1a52-3b5e-4d1a-9d2c-00000000000a";
@@ -510,6 +521,41 @@ mod tests {
         assert_eq!(words(&registry.apply(RecordSource::Kubevirt, FeedEvent::Synced)), [""; 0]);
         assert!(registry.record(&id(RecordSource::Kubevirt, "ns/a")).is_some(), "it is expected");
         assert!(registry.record(&id(RecordSource::Kubevirt, "ns/b")).is_none(), "nobody has told of it");
+    }
+
+    #[test]
+    fn a_record_goes_once_its_vm_has_lost_one_of_its_nics() {
+        let identity = |n: u8| (PortName::local(format!("tap{n}")), Mac([0x52, 0x54, 0, 0, 0, n]));
+        let unless = |nics: &[u8]| FeedEvent::RemoveUnless {
+            key: "a".into(),
+            identities: nics.iter().map(|n| identity(*n)).collect(),
+        };
+        let nic = |n: u8| {
+            format!("{{id: n{n}, mac: '52:54:00:00:00:0{n}', port: {{ifname: tap{n}}}, addresses: []}}")
+        };
+        let text = format!(
+            "schema: vmrecord/1\ngeneration: 1\nvm: {{uuid: {A}, name: web, \
+             project: {{id: p, number: 1, account: '000000000000'}}}}\nhostname: {{short: web}}\n\
+             placement: {{region: r, zone: z}}\nnetwork: {{nics: [{}, {}]}}\n",
+            nic(1),
+            nic(2)
+        );
+        let two = Arc::new(Record::parse("a", &text).expect("a record").0);
+        let mut registry = Registry::default();
+        let steps: [(FeedEvent, &[&str]); 7] = [
+            (unless(&[]), &[]),
+            (FeedEvent::Upsert { key: "a".into(), record: two }, &["+openstack/a 1"]),
+            (unless(&[2, 1]), &[]),
+            (unless(&[1, 2, 3]), &[]),
+            (rejected("a"), &[]),
+            (unless(&[1, 3]), &["-openstack/a"]),
+            (rejected("a"), &[]),
+        ];
+        for (n, (event, expected)) in steps.into_iter().enumerate() {
+            assert_eq!(words(&registry.apply(RecordSource::Openstack, event)), expected, "step {n}");
+        }
+        let standing = registry.standing(&id(RecordSource::Openstack, "a"));
+        assert_eq!((standing, registry.count(RecordSource::Openstack)), (Some(RecordStanding::Rejected), 0));
     }
 
     #[test]

@@ -115,7 +115,11 @@ impl Snapshots {
 
     /// Notes the present time if an event changes records of the snapshot.
     pub(super) fn on_event(&mut self, source: RecordSource, event: &FeedEvent) {
-        if source.is_in_snapshot() && matches!(event, FeedEvent::Upsert { .. } | FeedEvent::Remove { .. }) {
+        let may_change = matches!(
+            event,
+            FeedEvent::Upsert { .. } | FeedEvent::Remove { .. } | FeedEvent::RemoveUnless { .. }
+        );
+        if source.is_in_snapshot() && may_change {
             let now = Instant::now();
             self.changed = Some(self.changed.map_or((now, now), |(first, _)| (first, now)));
         }

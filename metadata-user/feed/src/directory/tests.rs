@@ -54,6 +54,7 @@ impl Feed {
             FeedEvent::Remove { key } => format!("-{key}"),
             FeedEvent::Rejected { key, .. } => format!("!{key}"),
             FeedEvent::Expect { key, .. } => panic!("{key} is expected, and a file is there or not"),
+            FeedEvent::RemoveUnless { key, .. } => panic!("{key} may go, and a file is there or not"),
             FeedEvent::Synced => ".".into(),
         }
     }

@@ -24,6 +24,7 @@ use crate::directory::{DirectoryChanges, DirectoryWatch};
 use crate::libvirt::XML_BYTES;
 use crate::libvirt::nova::NovaDomain;
 use crate::{FeedError, blocking, record_part};
+use metadata_common::port::PortName;
 use metadata_content::record::event::EventState;
 
 /// Most running domains of a node.
@@ -141,7 +142,8 @@ fn read(path: &Path, former: Option<String>, options: &OpenstackOptions) -> Opti
         // What is known of it stays in force.
         Err(reason) => {
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            Some((former.unwrap_or(name), NodeInstance::Refused(format!("{}: {reason}", path.display()))))
+            let reason = format!("{}: {reason}", path.display());
+            Some((former.unwrap_or(name), NodeInstance::Refused { reason, identities: None }))
         }
     }
 }
@@ -152,11 +154,13 @@ fn describe(domain: &NovaDomain, options: &OpenstackOptions) -> Option<NodeInsta
         interfaces.iter().filter_map(|interface| Some((interface, interface.tap.clone()?))).peekable();
     taps.peek()?;
     let Some(known) = &domain.ports else {
-        return Some(NodeInstance::Refused(format!(
+        let reason = format!(
             "domain {name}: expected <nova:ports> in its metadata, found none: Nova before Wallaby (23.0) did not write \
              it; if Nova is newer, `openstack server reboot --hard {uuid}` has it written. Until then Neutron's \
              metadata agent answers the instance"
-        )));
+        );
+        let identities = taps.map(|(interface, tap)| (PortName::local(tap), interface.mac)).collect();
+        return Some(NodeInstance::Refused { reason, identities: Some(identities) });
     };
     let migration = domain.is_leaving.then_some(EventState::Started);
     let local: Vec<_> = taps
@@ -196,7 +200,7 @@ pub(super) fn check(options: &OpenstackOptions) -> Check {
         return Check::fail(NAME, error.found(), READABLE, REMEDY);
     }
     let refused = files.values().find_map(|(_, instance)| match instance {
-        NodeInstance::Refused(reason) => Some(reason),
+        NodeInstance::Refused { reason, .. } => Some(reason),
         NodeInstance::Expected(_) | NodeInstance::Bound(..) => None,
     });
     match refused {
@@ -369,11 +373,14 @@ mod tests {
             ("half", whole[..whole.len() / 2].into(), &["well-formed"]),
             ("no domain", "<domstatus/>".into(), &["<domain>"]),
         ] {
-            let Some((_, NodeInstance::Refused(reason))) = of(&text) else {
+            let Some((_, NodeInstance::Refused { reason, .. })) = of(&text) else {
                 panic!("{what}: {:?}", of(&text))
             };
             assert!(words.iter().all(|word| reason.contains(word)), "{what}: {reason}");
         }
+        let nics = |text: &str| of(text).and_then(|(_, instance)| Some(instance.identities()?.len()));
+        assert_eq!(nics(&running(&ussuri, &format!("{BRIDGE}{SECOND}"))), Some(2));
+        assert_eq!(nics(&whole[..whole.len() / 2]), None, "what is known of it stays");
         let unknown = of(&running(&nova(&format!("{OWNER}<nova:ports/>")), BRIDGE)).expect("an instance").1;
         let NodeInstance::Expected(ports) = unknown else { panic!("{unknown:?}") };
         assert_eq!(ports[0].0.ifname, "tap5c2f9b1e-0f", "its requests wait");

@@ -62,8 +62,31 @@ pub(super) enum NodeInstance {
     Expected(Vec<(PortName, Mac)>),
     /// Its record, without a generation, and its project.
     Bound(Value, Owner),
-    /// Why it has no record.
-    Refused(String),
+    /// It has no record.
+    Refused {
+        reason: String,
+        /// Its ports; `None` if they could not be read.
+        identities: Option<Vec<(PortName, Mac)>>,
+    },
+}
+
+impl NodeInstance {
+    /// Its NICs on this node, of a bound instance those that are bound; `None` if they could not be read.
+    pub(super) fn identities(&self) -> Option<Vec<(PortName, Mac)>> {
+        match self {
+            Self::Expected(identities) => Some(identities.clone()),
+            Self::Refused { identities, .. } => identities.clone(),
+            Self::Bound(record, _) => {
+                let nics = record["network"]["nics"].as_array().into_iter().flatten();
+                let identity = |nic: &Value| {
+                    let port = PortName::local(nic["port"]["ifname"].as_str()?);
+                    let mac: Mac = nic["mac"].as_str()?.parse().ok()?;
+                    Some((port, mac))
+                };
+                Some(nics.filter_map(identity).collect())
+            }
+        }
+    }
 }
 
 /// The instances of a node.
@@ -166,18 +189,17 @@ pub(super) fn describe(
     bound: &[(&LocalPort, &PortBinding)],
     options: &OpenstackOptions,
 ) -> NodeInstance {
-    let Some((_, first)) = bound.first() else {
-        let identities = ports.iter().map(|port| (PortName::local(&port.ifname), port.mac));
-        return NodeInstance::Expected(identities.collect());
-    };
+    let identities = ports.iter().map(|port| (PortName::local(&port.ifname), port.mac)).collect();
+    let Some((_, first)) = bound.first() else { return NodeInstance::Expected(identities) };
+    let refused = |reason| NodeInstance::Refused { reason, identities: Some(identities) };
     if let Some((port, other)) = bound.iter().find(|(_, binding)| binding.instance != instance) {
-        return NodeInstance::Refused(format!(
+        return refused(format!(
             "port {}: expected instance {instance} of the local OVSDB in its Port_Binding, found {}",
             port.id, other.instance
         ));
     }
     if let Some((port, other)) = bound.iter().find(|(_, binding)| binding.project != first.project) {
-        return NodeInstance::Refused(format!(
+        return refused(format!(
             "port {}: expected project {} of the instance's first port, found {}",
             port.id, first.project, other.project
         ));
@@ -379,8 +401,11 @@ mod tests {
             (vec![binding(PORT, OTHER, PROJECT)], [PORT, VM, OTHER]),
             (vec![binding(PORT, VM, PROJECT), binding(OTHER, VM, "p2")], [OTHER, PROJECT, "p2"]),
         ] {
-            let NodeInstance::Refused(reason) = only(described(&two, &bound)) else { panic!("no reason") };
+            let refused = only(described(&two, &bound));
+            let NodeInstance::Refused { reason, .. } = &refused else { panic!("no reason") };
             assert!(words.iter().all(|word| reason.contains(word)), "{reason}");
+            let taps: Vec<_> = refused.identities().into_iter().flatten().map(|who| who.0.ifname).collect();
+            assert_eq!(taps, ["tap5c2f9b1e-0f", "tap77777777-0f"], "{reason}");
         }
     }
 

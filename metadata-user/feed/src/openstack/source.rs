@@ -732,14 +732,31 @@ impl InstanceFeed {
             if known.is_some_and(|known| known.instance == instance) {
                 continue;
             }
+            let was_expected = known.is_some_and(|known| matches!(known.instance, NodeInstance::Expected(_)));
             // Seconds do not go back after a restart, as a count of changes would.
             let former = known.map_or(0, |known| known.generation);
             let generation = unix_now().max(former + 1);
             let (event, lacks_memory) = self.event(&key, &instance, generation);
+            if !matches!(event, FeedEvent::Upsert { .. }) {
+                self.confine(&key, &instance).await?;
+            }
+            if was_expected && matches!(event, FeedEvent::Rejected { .. }) {
+                // Requests of a refused instance wait no longer; a rejection leaves its expectation as it is.
+                let is_refused = matches!(instance, NodeInstance::Refused { .. });
+                let identities = instance.identities().filter(|_| !is_refused).unwrap_or_default();
+                self.publisher.publish(FeedEvent::Expect { key: key.clone(), identities }).await?;
+            }
             self.known.insert(key, KnownInstance { instance, generation, lacks_memory });
             self.publisher.publish(event).await?;
         }
         Ok(())
+    }
+
+    /// Has the last record of an instance removed if it has a NIC that the instance has lost: the port may be another
+    /// instance's by now.
+    async fn confine(&self, key: &str, instance: &NodeInstance) -> Result<(), Closed> {
+        let Some(identities) = instance.identities() else { return Ok(()) };
+        self.publisher.publish(FeedEvent::RemoveUnless { key: key.to_owned(), identities }).await
     }
 
     /// The event of an instance, and whether there is no memory for its record.
@@ -749,7 +766,9 @@ impl InstanceFeed {
             NodeInstance::Expected(identities) => {
                 (FeedEvent::Expect { key: key.to_owned(), identities: identities.clone() }, false)
             }
-            NodeInstance::Refused(reason) => (rejected(FeedError::Vm { reason: reason.clone() }), false),
+            NodeInstance::Refused { reason, .. } => {
+                (rejected(FeedError::Vm { reason: reason.clone() }), false)
+            }
             NodeInstance::Bound(described, owner) => {
                 let record = ports::record(key, described.clone(), owner.clone(), generation, &self.limits);
                 let record = match record {
@@ -767,4 +786,124 @@ impl InstanceFeed {
 
 fn unix_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::InstanceFeed;
+    use crate::FeedEvent;
+    use crate::openstack::OpenstackOptions;
+    use crate::openstack::ports::{LocalPort, NodeInstance, PortBinding, instances};
+    use crate::publisher::Publisher;
+    use crate::registry::{Change, RecordId, Registry};
+    use metadata_common::mac::Mac;
+    use metadata_common::port::PortName;
+    use metadata_content::record::RecordLimits;
+    use metadata_content::source::RecordSource;
+    use std::collections::BTreeMap;
+    use tokio::sync::mpsc;
+
+    /// Two instances. If both claim a port, it is the first one's.
+    const A: &str = "00000000-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+    const B: &str = "77777777-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+
+    /// A port's number, its instance, and its project if it is bound.
+    type Plugged = (u8, &'static str, Option<&'static str>);
+
+    fn view(plugged: &[Plugged]) -> BTreeMap<String, NodeInstance> {
+        let port = |&(number, instance, _): &Plugged| LocalPort {
+            id: format!("{number:08x}-0f6a-4c1b-9a51-2f9a43b1c0de"),
+            ifname: format!("tap{number:08x}-0f"),
+            mac: Mac([0xfa, 0x16, 0x3e, 0, 0, number]),
+            instance: instance.to_owned(),
+        };
+        let ports: Vec<_> = plugged.iter().map(port).collect();
+        let bindings = plugged.iter().filter_map(|one| {
+            let binding = PortBinding {
+                instance: one.1.to_owned(),
+                project: one.2?.to_owned(),
+                addresses: vec!["10.0.0.5/24".to_owned()],
+                migration: None,
+            };
+            Some((port(one).id, binding))
+        });
+        instances(&ports, &bindings.collect(), &OpenstackOptions::default())
+    }
+
+    /// The agent's side of the feed.
+    struct Agent {
+        feed: InstanceFeed,
+        events: mpsc::Receiver<FeedEvent>,
+        registry: Registry,
+        claims: BTreeMap<RecordId, Vec<(PortName, Mac)>>,
+    }
+
+    impl Agent {
+        fn feed() -> (InstanceFeed, mpsc::Receiver<FeedEvent>) {
+            let (sender, events) = mpsc::channel(64);
+            let publisher = Publisher::from(sender);
+            (InstanceFeed { limits: RecordLimits::DEFAULT, publisher, known: BTreeMap::new() }, events)
+        }
+
+        fn new() -> Self {
+            let (feed, events) = Self::feed();
+            Self { feed, events, registry: Registry::default(), claims: BTreeMap::new() }
+        }
+
+        /// The records of the former run come from the snapshot.
+        fn restart(&mut self) {
+            (self.feed, self.events) = Self::feed();
+            self.registry.begin(RecordSource::Openstack);
+        }
+
+        /// Whose requests each port's are.
+        async fn holders(&mut self, plugged: &[Plugged]) -> Vec<(u8, &str)> {
+            self.feed.publish(view(plugged)).await.expect("the agent is there");
+            while let Ok(event) = self.events.try_recv() {
+                for change in self.registry.apply(RecordSource::Openstack, event) {
+                    match change {
+                        Change::Put(id, record) => _ = self.claims.insert(id, record.identities()),
+                        Change::Expect(id, identities) => _ = self.claims.insert(id, identities),
+                        Change::Drop(id) => _ = self.claims.remove(&id),
+                    }
+                }
+            }
+            let mut holders = BTreeMap::new();
+            for (id, identities) in &self.claims {
+                for (_, mac) in identities {
+                    holders.entry(mac.0[5]).or_insert(&*id.key);
+                }
+            }
+            holders.into_iter().collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn an_instance_without_a_record_keeps_no_port_that_another_has_by_now() {
+        const P1: Option<&str> = Some("p1");
+        const P2: Option<&str> = Some("p2");
+        let mut agent = Agent::new();
+        let steps: [(&str, &[Plugged], &[(u8, &str)]); 8] = [
+            ("both are bound", &[(1, A, P1), (2, A, P1)], &[(1, A), (2, A)]),
+            ("a port of another project", &[(1, A, P1), (2, A, P1), (3, A, P2)], &[(1, A), (2, A)]),
+            ("the first moves", &[(1, B, P1), (2, A, P1), (3, A, P2)], &[(1, B)]),
+            ("the other project's goes", &[(1, B, P1), (2, A, P1), (4, A, P1)], &[(1, B), (2, A), (4, A)]),
+            ("the rest is not bound", &[(1, B, P1), (2, B, P1), (4, A, None)], &[(1, B), (2, B), (4, A)]),
+            ("expected with less", &[(1, B, P1), (4, B, P1), (5, A, None)], &[(1, B), (4, B), (5, A)]),
+            ("refused after that", &[(5, B, P1), (6, A, P1), (7, A, P2)], &[(5, B)]),
+            ("good again", &[(5, B, P1), (6, A, P1), (7, A, P1)], &[(5, B), (6, A), (7, A)]),
+        ];
+        for (what, plugged, expected) in steps {
+            assert_eq!(agent.holders(plugged).await, expected, "{what}");
+        }
+        agent.restart();
+        let steps: [(&str, &[Plugged], &[(u8, &str)]); 3] = [
+            ("as before", &[(5, B, None), (6, A, P1), (7, A, P2)], &[(5, B), (6, A), (7, A)]),
+            ("one has moved meanwhile", &[(5, B, P1), (6, B, P1), (7, A, None)], &[(5, B), (6, B), (7, A)]),
+            ("unplugged", &[(5, B, P1)], &[(5, B)]),
+        ];
+        for (what, plugged, expected) in steps {
+            assert_eq!(agent.holders(plugged).await, expected, "{what}");
+        }
+    }
 }

@@ -185,6 +185,10 @@ impl RecordCatalogue {
     pub(super) fn on_event(&mut self, source: RecordSource, event: FeedEvent) -> TouchedPorts {
         let changed = match &event {
             FeedEvent::Upsert { key, .. } | FeedEvent::Remove { key } => Some(RecordId::new(source, key)),
+            // Without a record the memory is that of a record in the queue.
+            FeedEvent::RemoveUnless { key, .. } => {
+                Some(RecordId::new(source, key)).filter(|id| self.registry.record(id).is_some())
+            }
             _ => None,
         };
         let synced = matches!(event, FeedEvent::Synced);

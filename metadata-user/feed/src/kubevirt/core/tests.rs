@@ -176,6 +176,7 @@ impl Story {
             Action::Publish(FeedEvent::Upsert { key, record }) => format!("+{key} {}", record.generation),
             Action::Publish(FeedEvent::Expect { key, identities }) => format!("?{key} {}", identities.len()),
             Action::Publish(FeedEvent::Remove { key }) => format!("-{key}"),
+            Action::Publish(FeedEvent::RemoveUnless { key, .. }) => format!("-{key} unless"),
             Action::Publish(FeedEvent::Rejected { key, .. }) => format!("!{key}"),
             Action::Publish(FeedEvent::Synced) => "synced".into(),
             Action::Watch(uid, _) => format!("watch {uid}"),

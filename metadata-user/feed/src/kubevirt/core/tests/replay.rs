@@ -267,6 +267,7 @@ impl Node {
             }
             Action::Leave(uid) => _ = self.watched.remove(&uid.to_string()),
             Action::Report(report) => self.reports.push((report.reason, report.message)),
+            Action::Publish(FeedEvent::RemoveUnless { key, .. }) => panic!("{key} may go"),
             Action::Publish(FeedEvent::Rejected { .. } | FeedEvent::Synced) | Action::Inlet(..) => {}
         }
     }
