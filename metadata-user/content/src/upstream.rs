@@ -20,11 +20,14 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use crate::http::{Body, Method, Request, Response, StatusCode};
 use crate::parser;
 use crate::record::Record;
 
+/// How long a request waits for its answer: dynamic vendor-data may take ten seconds in Nova, twice.
+pub const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
 /// How long an answer is kept, in seconds: as long as Nova keeps it (`metadata_cache_expiration`).
 pub const KEPT_SECONDS: u64 = 15;
 /// How long an answer waits for the one request that it is for, in seconds. That is woken at once.
@@ -250,7 +253,10 @@ struct AnswerEntry {
 }
 
 enum EntryState {
-    Awaited,
+    Awaited {
+        /// When a guest last asked for it, in Unix seconds.
+        asked: u64,
+    },
     Answered {
         answer: KeptAnswer,
         /// When it came, and how long it is kept, in Unix seconds.
@@ -264,12 +270,18 @@ enum EntryState {
 
 impl AnswerEntry {
     fn is_awaited(&self) -> bool {
-        matches!(self.state, EntryState::Awaited)
+        matches!(self.state, EntryState::Awaited { .. })
+    }
+
+    /// True once no request can wait for it any more.
+    fn is_abandoned(&self, now_unix: u64) -> bool {
+        let EntryState::Awaited { asked } = self.state else { return false };
+        now_unix > asked.saturating_add(ANSWERED_WITHIN.as_secs() + CLOCK_SLACK)
     }
 
     fn is_over(&self, now_unix: u64) -> bool {
         match self.state {
-            EntryState::Awaited => false,
+            EntryState::Awaited { .. } => false,
             EntryState::Answered { since, seconds, .. } => {
                 since > now_unix.saturating_add(CLOCK_SLACK) || now_unix >= since.saturating_add(seconds)
             }
@@ -340,7 +352,7 @@ impl VmUpstream {
             let is_known = answers.iter().any(|entry| entry.asked == asked);
             drop(answers);
             if !is_known {
-                self.order(slot, asked, true);
+                self.order(slot, asked, true, now_unix);
             }
         }
     }
@@ -365,12 +377,19 @@ impl VmUpstream {
             return match parked.is_some() && !asked.is_safe() {
                 true => UpstreamOutcome::Unavailable,
                 false => self
-                    .order(slot, asked, false)
+                    .order(slot, asked, false, now_unix)
                     .map_or(UpstreamOutcome::Unavailable, UpstreamOutcome::Awaited),
             };
         };
-        match &answers[at].state {
-            EntryState::Awaited => UpstreamOutcome::Awaited(answers[at].order),
+        let entry = &mut answers[at];
+        match &mut entry.state {
+            EntryState::Awaited { asked } => {
+                // One that is parked waits no longer than before.
+                if parked.is_none() {
+                    *asked = now_unix;
+                }
+                UpstreamOutcome::Awaited(entry.order)
+            }
             EntryState::Answered { answer, once, .. } => {
                 let response = answer.response();
                 if *once {
@@ -382,7 +401,13 @@ impl VmUpstream {
     }
 
     /// Hands a request over. Returns the number of its order; `None` beyond a limit.
-    fn order(self: &Arc<Self>, slot: Slot, asked: AskedRequest, is_ahead: bool) -> Option<u64> {
+    fn order(
+        self: &Arc<Self>,
+        slot: Slot,
+        asked: AskedRequest,
+        is_ahead: bool,
+        now_unix: u64,
+    ) -> Option<u64> {
         let address = self.address(slot)?;
         let Shared { waiting, refused, orders, .. } = &*self.upstream.0;
         let order = orders.fetch_add(1, Ordering::Relaxed);
@@ -397,7 +422,8 @@ impl VmUpstream {
             }
             return None;
         };
-        locked(&self.answers).push(AnswerEntry { asked: asked.clone(), order, state: EntryState::Awaited });
+        let state = EntryState::Awaited { asked: now_unix };
+        locked(&self.answers).push(AnswerEntry { asked: asked.clone(), order, state });
         let vm = Arc::clone(self);
         let order_of =
             UpstreamOrder { vm, asked, number: order, address, is_ahead, is_done: false, _permit: permit };
@@ -474,6 +500,12 @@ impl UpstreamOrder {
         &self.vm.project
     }
 
+    /// Who shares the service with others: the project.
+    #[must_use]
+    pub fn tenant(&self) -> &Tenant {
+        &self.vm.tenant
+    }
+
     /// The fixed address of the port that asks.
     #[must_use]
     pub fn address(&self) -> IpAddr {
@@ -514,6 +546,21 @@ impl UpstreamOrder {
     #[must_use]
     pub fn is_ahead(&self) -> bool {
         self.is_ahead
+    }
+
+    /// Returns the order if a guest may still wait for it, or if none has asked for it yet. Another one is forgotten: a
+    /// guest that asks again makes a new one.
+    #[must_use]
+    pub fn if_awaited(self, now_unix: u64) -> Option<Self> {
+        let mut answers = locked(&self.vm.answers);
+        let is_of_nobody = |entry: &AnswerEntry| entry.order == self.number && entry.is_abandoned(now_unix);
+        let before = answers.len();
+        if !self.is_ahead {
+            answers.retain(|entry| !is_of_nobody(entry));
+        }
+        let is_forgotten = answers.len() < before;
+        drop(answers);
+        (!is_forgotten).then_some(self)
     }
 
     /// Stores the answer. Returns the slots whose requests may wait for it.

@@ -1,17 +1,12 @@
 //! The tree of a VM whose platform has a metadata service of its own: every path is answered by that service, but for
 //! those of dialects that the record lists, and `/v1`.
 
-use std::time::Duration;
-
 use super::route_builder::{RouteBuilder, computed};
 use super::tokens::EVERY_METHOD;
 use crate::http::{Response, StatusCode};
 use crate::record::Dialect;
 use crate::store::{LiveOutcome, LiveRequest, ParkedCall};
-use crate::upstream::UpstreamOutcome;
-
-/// How long a request waits for its answer: dynamic vendor-data may take ten seconds in Nova, twice.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
+use crate::upstream::{ANSWERED_WITHIN, UpstreamOutcome};
 
 /// Adds the tree.
 pub(super) fn render(routes: &mut RouteBuilder<'_>) {
@@ -49,13 +44,13 @@ mod tests {
     use metadata_common::time::Now;
     use serde_json::{Value, json};
 
-    use super::ANSWERED_WITHIN;
     use crate::dialect::render;
     use crate::dialect::tests::{NOW, TestRequest, full, parse};
     use crate::http::{Method, Response, StatusCode};
     use crate::store::{Interner, LiveOutcome, ParkedCall, Responses, VmState};
     use crate::upstream::{
-        ANSWERS_PER_VM, FAILED_SECONDS, KEPT_SECONDS, ORDERS_PER_VM, Upstream, UpstreamAnswer, UpstreamOrder,
+        ANSWERED_WITHIN, ANSWERS_PER_VM, FAILED_SECONDS, KEPT_SECONDS, ORDERS_PER_VM, Upstream,
+        UpstreamAnswer, UpstreamOrder,
     };
 
     const MAC: Mac = Mac([0x52, 0x54, 0, 0x12, 0x34, 0x57]);
@@ -252,6 +247,29 @@ mod tests {
         let parked = guest.park(Method::Get, META_DATA, "");
         guest.now += ANSWERED_WITHIN.as_secs();
         assert_eq!(said(&guest.send(Method::Get, META_DATA, "", Some(&parked))).0, 503, "it is late");
+    }
+
+    #[test]
+    fn an_order_is_forgotten_once_no_request_can_wait_for_it() {
+        // More than a worker's clock may be late.
+        let gone = ANSWERED_WITHIN.as_secs() + 10;
+        for (method, target) in [(Method::Get, META_DATA), (Method::Post, "/openstack/latest/password")] {
+            let mut guest = Guest::alone();
+            let _parked = guest.park(method, target, "");
+            let order = guest.order().if_awaited(NOW + ANSWERED_WITHIN.as_secs()).expect("it is awaited");
+            guest.now += 20;
+            // It asks again, as cloud-init does after 10 s.
+            let _again = guest.park(method, target, "");
+            assert!(!guest.has_orders(), "{target}");
+            let order = order.if_awaited(NOW + gone).expect("it was asked for again");
+            assert!(order.if_awaited(NOW + 20 + gone).is_none(), "{target}");
+            guest.now += gone;
+            let _anew = guest.park(method, target, "");
+            assert!(guest.has_orders(), "{target}");
+        }
+        let guest = Guest::new(&[META_DATA], json!([]));
+        let order = guest.order().if_awaited(NOW + 10 * gone).expect("no guest has asked for it yet");
+        assert!(order.is_ahead());
     }
 
     #[test]

@@ -14,13 +14,14 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use metadata_common::maps::Slot;
 use metadata_common::printable::hex;
+use metadata_common::share::FairQueue;
 use metadata_content::http::StatusCode;
-use metadata_content::upstream::{UpstreamAnswer, UpstreamOrder};
+use metadata_content::upstream::{ORDERS_WAITING, UpstreamAnswer, UpstreamOrder};
 use percent_encoding::{AsciiSet, CONTROLS, NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::io::Errno;
 use sha2::Sha256;
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -179,16 +180,17 @@ impl NovaClient {
         Ok(Self { options, client, secret, breaker, health })
     }
 
-    /// Answers orders until no more can come. Guests come before what is asked ahead of them. What is asked ahead for an
-    /// instance waits for its first answer: until then, each request has Nova read the instance from its databases and
-    /// from Neutron.
+    /// Answers orders until no more can come. Guests come before what is asked ahead of them, and projects take turns.
+    /// An order is not sent once its guest has given up. What is asked ahead for an instance waits for its first answer:
+    /// until then, each request has Nova read the instance from its databases and from Neutron.
     pub(super) async fn serve(
         self: Arc<Self>,
         mut orders: UnboundedReceiver<UpstreamOrder>,
         wakes: UnboundedSender<Vec<Slot>>,
     ) {
-        // The number of orders is limited where they are made.
-        let (mut asked, mut ahead) = (VecDeque::<UpstreamOrder>::new(), VecDeque::new());
+        // The number of orders is limited where they are made, and tenants share it there.
+        let queue = || FairQueue::<UpstreamOrder>::new(ORDERS_WAITING, ORDERS_WAITING);
+        let (mut asked, mut ahead) = (queue(), queue());
         let mut held: HashMap<String, Vec<UpstreamOrder>> = HashMap::new();
         let mut requests = JoinSet::new();
         let mut probes = interval(PROBES_EVERY);
@@ -196,8 +198,9 @@ impl NovaClient {
         loop {
             while requests.len() < REQUESTS {
                 let may_ask_ahead = requests.len() < REQUESTS_AHEAD;
-                let next = asked.pop_front().or_else(|| may_ask_ahead.then(|| ahead.pop_front()).flatten());
-                let Some(order) = next else { break };
+                let next = asked.pop().or_else(|| may_ask_ahead.then(|| ahead.pop()).flatten());
+                let Some((_, order)) = next else { break };
+                let Some(order) = order.if_awaited(unix_now()) else { continue };
                 let (client, wakes) = (Arc::clone(&self), wakes.clone());
                 requests.spawn(async move {
                     let ahead_of = order.is_ahead().then(|| order.instance().to_owned());
@@ -212,18 +215,19 @@ impl NovaClient {
                         Entry::Occupied(mut others) => others.get_mut().push(order),
                         Entry::Vacant(first) => {
                             first.insert(Vec::new());
-                            ahead.push_back(order);
+                            enqueue(&mut ahead, order);
                         }
                     },
-                    Some(order) => asked.push_back(order),
+                    Some(order) => enqueue(&mut asked, order),
                     None => return,
                 },
                 Some(done) = requests.join_next(), if !requests.is_empty() => {
-                    ahead.extend(match done {
+                    let others: Vec<_> = match done {
                         Ok(instance) => instance.and_then(|of| held.remove(&of)).unwrap_or_default(),
                         // After a panic nobody knows whose request it was.
                         Err(_) => std::mem::take(&mut held).into_values().flatten().collect(),
-                    });
+                    };
+                    others.into_iter().for_each(|order| enqueue(&mut ahead, order));
                 }
                 // The first comes at once.
                 _ = probes.tick(), if requests.is_empty() && !self.health.is_nova_well() => {
@@ -394,6 +398,13 @@ impl NovaClient {
     }
 }
 
+/// Puts an order behind those of its project.
+fn enqueue(queue: &mut FairQueue<UpstreamOrder>, order: UpstreamOrder) {
+    let tenant = order.tenant().clone();
+    // A queue has room for as many orders as there can be.
+    _ = queue.push(&tenant, order);
+}
+
 fn unsent(reason: String) -> NovaError {
     NovaError { reason, is_unsent: true }
 }
@@ -457,12 +468,12 @@ impl CircuitBreaker {
 
 #[cfg(test)]
 mod tests {
-    use super::{CircuitBreaker, FAILURES, NovaClient, NovaSecret, PAUSES, unix_now};
+    use super::{CircuitBreaker, FAILURES, NovaClient, NovaSecret, PAUSES, REQUESTS, unix_now};
     use crate::openstack::NovaOptions;
     use crate::openstack::health::{OpenstackHealth, OpenstackPeer};
     use metadata_content::http::{Headers, Method, Request, RequestTarget, StatusCode};
     use metadata_content::record::{Record, RecordLimits};
-    use metadata_content::upstream::{Upstream, UpstreamOutcome, VmUpstream};
+    use metadata_content::upstream::{ANSWERED_WITHIN, ORDERS_PER_VM, Upstream, UpstreamOutcome, VmUpstream};
     use serde_json::json;
     use std::path::Path;
     use std::sync::Arc;
@@ -534,7 +545,7 @@ mod tests {
         let (wakes, _woken) = unbounded_channel();
         tokio::spawn(client.serve(orders, wakes));
         let upstream = Upstream::new(&["/1", "/2", "/3"], move |order| sender.send(order).is_ok());
-        let _vm = vm(&upstream);
+        let _vm = vm(&upstream, "p1");
 
         let (mut first, _) = listener.accept().await.expect("a request");
         assert_eq!(asked(&mut first).await, "/1");
@@ -564,11 +575,11 @@ mod tests {
     }
 
     /// A VM whose guest asks through slot 0.
-    fn vm(upstream: &Upstream) -> Arc<VmUpstream> {
+    fn vm(upstream: &Upstream, project: &str) -> Arc<VmUpstream> {
         let record = json!({
             "schema": "vmrecord/1", "generation": 1, "hostname": {"short": "a"},
-            "vm": {"uuid": "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", "name": "a", "namespace": "p1",
-                   "project": {"id": "p1", "number": 1, "account": "000000000000"}},
+            "vm": {"uuid": "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", "name": "a", "namespace": project,
+                   "project": {"id": project, "number": 1, "account": "000000000000"}},
             "placement": {"region": "local", "zone": "local-a"},
             "network": {"nics": [{"id": "n0", "name": "eth0", "mac": "52:54:00:12:34:56",
                                   "addresses": [{"method": "static", "address": "10.0.0.5/24"}]}]},
@@ -581,9 +592,80 @@ mod tests {
 
     /// What its guest gets for a request, or for one that is parked until the answer to this order is there.
     fn ask(vm: &Arc<VmUpstream>, (method, query): (Method, &str), parked: Option<u64>) -> UpstreamOutcome {
+        ask_at(unix_now(), vm, (method, query), parked)
+    }
+
+    fn ask_at(
+        now: u64,
+        vm: &Arc<VmUpstream>,
+        (method, query): (Method, &str),
+        parked: Option<u64>,
+    ) -> UpstreamOutcome {
         let target = RequestTarget { path: "/openstack", query };
         let request = Request { method, target, headers: Headers::new(&[]), body: &[] };
-        vm.answer(0, &request, unix_now(), parked)
+        vm.answer(0, &request, now, parked)
+    }
+
+    /// The next request to a Nova.
+    async fn next(listener: &TcpListener) -> (String, TcpStream) {
+        let accepted = timeout(Duration::from_secs(5), listener.accept()).await;
+        let (mut stream, _) = accepted.expect("a request in time").expect("a connection");
+        (asked(&mut stream).await, stream)
+    }
+
+    #[tokio::test]
+    async fn projects_take_turns_for_the_requests_that_nova_has_at_once() {
+        let (room, listener) = (tempfile::tempdir().expect("a directory"), listener().await);
+        let client = client(room.path(), &listener);
+        client.health.on_nova_answer(StatusCode(200));
+        let (sender, orders) = unbounded_channel();
+        let (wakes, _woken) = unbounded_channel();
+        tokio::spawn(client.serve(orders, wakes));
+        let upstream = Upstream::new(&[], move |order| sender.send(order).is_ok());
+        let large: Vec<_> = (0..2 * REQUESTS / ORDERS_PER_VM).map(|_| vm(&upstream, "large")).collect();
+        for vm in &large {
+            for n in 0..ORDERS_PER_VM {
+                let outcome = ask(vm, (Method::Get, &format!("large={n}")), None);
+                assert!(matches!(outcome, UpstreamOutcome::Awaited(_)), "{outcome:?}");
+            }
+        }
+        let small = vm(&upstream, "small");
+        assert!(matches!(ask(&small, (Method::Get, "small"), None), UpstreamOutcome::Awaited(_)));
+        let mut unanswered = Vec::new();
+        for _ in 0..REQUESTS {
+            unanswered.push(next(&listener).await.1);
+        }
+        // The project that has filled them is next, and then the other one.
+        let mut asked = Vec::new();
+        for mut stream in unanswered.drain(..2) {
+            stream.write_all(OK).await.expect("sent");
+            // A connection that ends would be asked for again.
+            asked.push(next(&listener).await);
+        }
+        let paths: Vec<_> = asked.iter().map(|(path, _)| path).collect();
+        assert!(paths.iter().any(|path| *path == "/openstack?small"), "{paths:?}");
+    }
+
+    #[tokio::test]
+    async fn an_order_that_no_request_can_wait_for_any_more_is_not_asked() {
+        let (room, listener) = (tempfile::tempdir().expect("a directory"), listener().await);
+        let client = client(room.path(), &listener);
+        client.health.on_nova_answer(StatusCode(200));
+        let (sender, orders) = unbounded_channel();
+        let (wakes, _woken) = unbounded_channel();
+        tokio::spawn(client.serve(orders, wakes));
+        let vm = vm(&Upstream::new(&[], move |order| sender.send(order).is_ok()), "p1");
+        let long_ago = unix_now() - 2 * ANSWERED_WITHIN.as_secs();
+        for (now, query) in [(long_ago, "old"), (unix_now(), "new")] {
+            let outcome = ask_at(now, &vm, (Method::Get, query), None);
+            assert!(matches!(outcome, UpstreamOutcome::Awaited(_)), "{query}: {outcome:?}");
+        }
+        let (path, _unanswered) = next(&listener).await;
+        assert_eq!(path, "/openstack?new");
+        let other = timeout(Duration::from_millis(100), listener.accept()).await;
+        assert!(other.is_err(), "its guest had 503 long ago");
+        assert!(matches!(ask(&vm, (Method::Get, "old"), None), UpstreamOutcome::Awaited(_)));
+        assert_eq!(next(&listener).await.0, "/openstack?old", "the guest asks again");
     }
 
     #[tokio::test]
@@ -594,7 +676,7 @@ mod tests {
         let (sender, orders) = unbounded_channel();
         let (wakes, _woken) = unbounded_channel();
         tokio::spawn(client.serve(orders, wakes));
-        let vm = vm(&Upstream::new(&[], move |order| sender.send(order).is_ok()));
+        let vm = vm(&Upstream::new(&[], move |order| sender.send(order).is_ok()), "p1");
         for (query, expected) in [
             ("a=%20b&%C3%A4;c=?/:@", "a=%20b&%C3%A4;c=?/:@"),
             (r"100%&a+b='[{|}]'\^`~!$(*),.-_", r"100%&a+b='[{|}]'\^`~!$(*),.-_"),
@@ -603,10 +685,9 @@ mod tests {
         ] {
             let outcome = ask(&vm, (Method::Get, query), None);
             assert!(matches!(outcome, UpstreamOutcome::Awaited(_)), "{query}: {outcome:?}");
-            let request = timeout(Duration::from_secs(5), listener.accept()).await;
-            let (mut request, _) = request.unwrap_or_else(|_| panic!("{query}: no request")).expect("one");
-            assert_eq!(asked(&mut request).await, format!("/openstack?{expected}"));
-            request.write_all(OK).await.expect("sent");
+            let (path, mut stream) = next(&listener).await;
+            assert_eq!(path, format!("/openstack?{expected}"));
+            stream.write_all(OK).await.expect("sent");
         }
     }
 
@@ -619,7 +700,7 @@ mod tests {
         client.health.on_failure(OpenstackPeer::Nova, "no".into());
         (0..FAILURES).for_each(|_| client.breaker().fail(Instant::now()));
         let (sender, mut orders) = unbounded_channel();
-        let vm = vm(&Upstream::new(&[], move |order| sender.send(order).is_ok()));
+        let vm = vm(&Upstream::new(&[], move |order| sender.send(order).is_ok()), "p1");
         let outcome = ask(&vm, (Method::Other, ""), None);
         let UpstreamOutcome::Awaited(number) = outcome else { panic!("{outcome:?}") };
         let woken = client.fetch(orders.try_recv().expect("an order")).await;
