@@ -262,7 +262,16 @@ impl decide::Tables for Ingress {
         let found = IDENTITIES.get_ptr(IdentityKey { port: self.key, mac: source.0, reserved: [0; 2] })?;
         // SAFETY: the map returned this pointer to a live, aligned Identity. User space replaces entries
         // whole, and never reuses a slot for another guest while frames of the former may be under way.
-        Some(unsafe { found.read() })
+        let identity = unsafe { found.read() };
+        // The kernel gives the memory of a removed or replaced entry to another key at once, so an interrupt between the
+        // look-up and the read may have made it another guest's. The slot then has another MAC.
+        let [a, b, c, d, e, f] = source.0;
+        let [low, high] = 1_u16.to_ne_bytes();
+        if guest_word(identity.slot)? == u64::from_ne_bytes([a, b, c, d, e, f, low, high]) {
+            Some(identity)
+        } else {
+            None
+        }
     }
 
     #[inline(always)]
@@ -651,16 +660,22 @@ pub(crate) fn is_bare(slot: Slot) -> bool {
     entry & BARE != 0 && is_there(slot, entry & !BARE)
 }
 
+/// The bytes of a slot's [`Guest`].
+#[inline(always)]
+fn guest_word(slot: Slot) -> Option<u64> {
+    let place = GUESTS.get_ptr(slot)?;
+    // A single load of the whole entry prevents a partially updated copy.
+    // SAFETY: the map returned this pointer to a live, aligned u64.
+    Some(unsafe { place.read_volatile() })
+}
+
 /// The guests, by slot.
 pub(crate) struct Guests;
 
 impl decide::Guests for Guests {
     #[inline(always)]
     fn guest(&self, slot: Slot) -> Option<Guest> {
-        let place = GUESTS.get_ptr(slot)?;
-        // A single load of the whole entry prevents a partially updated copy.
-        // SAFETY: the map returned this pointer to a live, aligned u64.
-        let [a, b, c, d, e, f, live @ ..] = unsafe { place.read_volatile() }.to_ne_bytes();
+        let [a, b, c, d, e, f, live @ ..] = guest_word(slot)?.to_ne_bytes();
         Some(Guest { mac: [a, b, c, d, e, f], live: u16::from_ne_bytes(live) })
     }
 }

@@ -307,6 +307,26 @@ fn port_and_mac_together_identify_a_guest() {
 }
 
 #[test]
+fn a_frame_gets_no_slot_of_another_guest() {
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut programs = node_with_guest();
+        assert_known_good(&mut programs);
+        // What a program reads if its entry became another guest's after the look-up.
+        let other = Guest { mac: [0x52, 0x54, 0, 0, 0, 9], live: 1 };
+        for (name, guest) in [("another guest", other), ("none", Guest { mac: GUEST.0, live: 0 })] {
+            programs.place_guest(IDENTITY.slot, guest).expect("an entry");
+            for by in BOTH_WAYS {
+                let found = programs.run(by, &frames::known_good()).expect(name).counted;
+                assert_eq!(found, [(Verdict::DropUnknownMac, 1)], "{name} by {by}");
+            }
+        }
+    });
+}
+
+#[test]
 fn a_flood_from_unknown_macs_is_counted_in_full_and_logged_sparsely() {
     const STRANGERS: u64 = 10_000;
     // One line for each power of two up to 10,000, on each CPU that the test ran on.

@@ -292,12 +292,13 @@ impl Programs {
         Ok(self.hash::<[u8; 8], [u8; 72]>(name::PORTS)?.insert(key.to_bytes(), port.to_bytes(), 0)?)
     }
 
-    /// Registers a MAC on a port.
+    /// Registers a MAC on a port, as the guest of its slot.
     ///
     /// # Errors
     /// As for [`Programs::serve`].
     pub fn register(&mut self, port: PortKey, mac: Mac, identity: Identity) -> Result<()> {
         let key = IdentityKey { port, mac: mac.0, reserved: [0; 2] };
+        self.place_guest(identity.slot, Guest { mac: mac.0, live: 1 })?;
         Ok(self.hash::<[u8; 16], [u8; 16]>(name::IDENTITIES)?.insert(
             key.to_bytes(),
             identity.to_bytes(),

@@ -878,12 +878,15 @@ mod tests {
         }
     }
 
+    /// What happens, what is plugged then, and whose requests each port's are.
+    type Step<'a> = (&'a str, &'a [Plugged], &'a [(u8, &'a str)]);
+
     #[tokio::test]
     async fn an_instance_without_a_record_keeps_no_port_that_another_has_by_now() {
         const P1: Option<&str> = Some("p1");
         const P2: Option<&str> = Some("p2");
         let mut agent = Agent::new();
-        let steps: [(&str, &[Plugged], &[(u8, &str)]); 8] = [
+        let steps: [Step<'_>; 8] = [
             ("both are bound", &[(1, A, P1), (2, A, P1)], &[(1, A), (2, A)]),
             ("a port of another project", &[(1, A, P1), (2, A, P1), (3, A, P2)], &[(1, A), (2, A)]),
             ("the first moves", &[(1, B, P1), (2, A, P1), (3, A, P2)], &[(1, B)]),
@@ -897,7 +900,7 @@ mod tests {
             assert_eq!(agent.holders(plugged).await, expected, "{what}");
         }
         agent.restart();
-        let steps: [(&str, &[Plugged], &[(u8, &str)]); 3] = [
+        let steps: [Step<'_>; 3] = [
             ("as before", &[(5, B, None), (6, A, P1), (7, A, P2)], &[(5, B), (6, A), (7, A)]),
             ("one has moved meanwhile", &[(5, B, P1), (6, B, P1), (7, A, None)], &[(5, B), (6, B), (7, A)]),
             ("unplugged", &[(5, B, P1)], &[(5, B)]),
