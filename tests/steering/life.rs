@@ -1,12 +1,14 @@
 //! Steering handles ports that appear and disappear, and leaves nothing behind when it stops.
 
+use aya::maps::{HashMap, Map, MapData};
 use metadata_common::mac::Mac;
+use metadata_common::maps::mtu_of;
 use metadata_common::port::PortName;
 use metadata_common::verdict::Verdict;
 use metadata_links::error::LinkError;
 use metadata_steer::{
-    DeviceLookup, PinsError, PreviousAgent, ReleaseSummary, SteerConfig, SteerError, Steering, SteeringMode,
-    SteeringProgram, exists, release,
+    DeviceLookup, PinsError, PortLimits, PreviousAgent, ReleaseSummary, SteerConfig, SteerError, Steering,
+    SteeringMode, SteeringProgram, exists, release,
 };
 use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
@@ -512,6 +514,52 @@ fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
     assert_eq!(next.hubs().side(), 0);
     next.attach(&name).expect("attached");
     assert_eq!(next.attachments().bound_on(&name), [(ALICE, 7), (BOB, 8)]);
+}
+
+/// The entry of the node's only port in the pinned table, as `metadata_common::maps::Port` lays it out.
+fn port_entry(node: &Bridged) -> [u64; 9] {
+    let map = MapData::from_pin(node.bpffs.pins().join("v1/maps/PORTS")).expect("a pinned map");
+    let map: HashMap<_, [u32; 2], [u64; 9]> =
+        HashMap::try_from(Map::HashMap(map)).expect("the table of ports");
+    let entries: Vec<_> = map.iter().map(|entry| entry.expect("an entry").1).collect();
+    let [entry] = entries[..] else { panic!("one port: {entries:?}") };
+    entry
+}
+
+#[privileged::test]
+fn an_agent_that_prepares_a_takeover_neither_closes_nor_limits_a_port_before_it_owns_it() {
+    let mut node = Bridged::start();
+    let before = port_entry(&node);
+    let takeover = SteerConfig { adopt: PreviousAgent::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
+    let mut new = start_in(&node.ns, &takeover).expect("the second agent starts");
+    new.attach_closed(&node.name).expect("found");
+    let refused = new.set_closed(&node.name, true).expect_err("the port is the other agent's");
+    assert!(matches!(refused, SteerError::TakingOver { .. }), "{refused}");
+    new.set_closed(&node.name, false).expect("it is open");
+    new.set_limits(PortLimits { burst: 7, ..PortLimits::default() }).expect("noted");
+    node.ns.ip("link set tap0 mtu 1400").expect("another MTU");
+    new.inspect_mtus(None).expect("read");
+    assert_eq!(port_entry(&node), before);
+    // It gives up, and the first agent serves as before.
+    drop(new);
+    assert_eq!(port_entry(&node), before);
+    let old = node.steering.take().expect("it runs");
+    let asked = steered(&old);
+    ask(&node.from, ALICE);
+    assert_eq!(steered(&old), asked + 1);
+
+    let mut new = start_in(&node.ns, &takeover).expect("another agent starts");
+    new.attach_closed(&node.name).expect("found");
+    new.take_over_all().expect("taken over");
+    old.leave();
+    let [.., guarded] = port_entry(&node);
+    assert_eq!((guarded, mtu_of(port_entry(&node)[3])), (0, 1_400));
+    new.set_closed(&node.name, true).expect("the port is ours");
+    let [.., guarded] = port_entry(&node);
+    assert_eq!(guarded, 1);
+    let asked = steered(&new);
+    node.assert_closed();
+    assert_eq!(steered(&new), asked, "a closed port serves nobody");
 }
 
 #[privileged::test]

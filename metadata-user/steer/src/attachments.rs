@@ -173,6 +173,13 @@ impl Attachments {
         self.ports.iter().map(|(name, attached)| (attached.key, name))
     }
 
+    /// Whether an attached port is closed ([`Steering::set_closed`](super::Steering::set_closed)); `None` if it is not
+    /// attached.
+    #[must_use]
+    pub fn is_closed(&self, port: &PortName) -> Option<bool> {
+        self.ports.get(port).map(|attached| attached.closed)
+    }
+
     /// The identities bound on an attached port, with their slots.
     #[must_use]
     pub fn bound_on(&self, port: &PortName) -> Vec<(Mac, Slot)> {
@@ -597,7 +604,7 @@ impl Attachments {
         if let Some(attached) = self.ports.get_mut(port) {
             attached.closed = closed;
         }
-        self.fit(port, mtu, maps)
+        self.fit(port, mtu, true, maps)
     }
 
     /// Loads the programs behind all stubs, and calls them from the stubs if this agent owns the ports.
@@ -691,8 +698,9 @@ impl Attachments {
     pub(super) fn take_over(&mut self, port: &PortName, maps: &mut Maps) -> Result<(), SteerError> {
         let Some(AttachedPort { cookie, key, mtu, .. }) = self.ports.get(port) else { return Ok(()) };
         let (cookie, key, mtu) = (*cookie, *key, *mtu);
-        // An agent of an earlier version did not write the MTU.
+        // It may have changed since the other agent wrote it, and an agent of an earlier version did not write it.
         maps.fit_port(key, mtu)?;
+        let closed = maps.is_closed(key);
         // The other agent may have switched programs since we read the pins.
         let is_pinned = |on: &PinnedProgram| {
             self.pin_of(*on, cookie, key).is_some_and(|pin| matches!(pin.inode(), Ok(Some(_))))
@@ -703,6 +711,8 @@ impl Attachments {
         self.update(port, cookie, key, &links, &mut programs)?;
         if let Some(attached) = self.ports.get_mut(port) {
             attached.programs = programs;
+            // The other agent may have closed or opened the port meanwhile.
+            attached.closed = closed;
         }
         Ok(())
     }
@@ -773,16 +783,26 @@ impl Attachments {
         attached.slots.values().try_for_each(|slot| maps.set_home(*slot, device))
     }
 
-    /// Records the MTU of a port's device if it changed.
-    pub(super) fn update_mtu(&mut self, device: &DeviceEvent, maps: &mut Maps) -> Result<(), SteerError> {
+    /// Records the MTU of a port's device if it changed. Unless `is_ours`, its entry in the map stays unchanged.
+    pub(super) fn update_mtu(
+        &mut self,
+        device: &DeviceEvent,
+        is_ours: bool,
+        maps: &mut Maps,
+    ) -> Result<(), SteerError> {
         match (device.mtu, self.places.get(&(device.cookie, device.ifindex)).cloned()) {
-            (Some(mtu), Some(port)) => self.fit(&port, mtu, maps),
+            (Some(mtu), Some(port)) => self.fit(&port, mtu, is_ours, maps),
             _ => Ok(()),
         }
     }
 
-    /// Checks the MTUs of all ports' devices in a namespace.
-    pub(super) fn inspect_mtus(&mut self, netns: Option<&str>, maps: &mut Maps) -> Result<(), SteerError> {
+    /// Checks the MTUs of all ports' devices in a namespace. Unless `is_ours`, their entries in the map stay unchanged.
+    pub(super) fn inspect_mtus(
+        &mut self,
+        netns: Option<&str>,
+        is_ours: bool,
+        maps: &mut Maps,
+    ) -> Result<(), SteerError> {
         let there = self.ports.iter().filter(|(port, _)| port.netns.as_deref() == netns);
         let there: HashMap<_, _> =
             there.map(|(port, attached)| (attached.location(), port.clone())).collect();
@@ -790,20 +810,21 @@ impl Attachments {
         let list = || Ok::<_, LinkError>((netns::cookie()?, netlink::list()?));
         let (cookie, links) = self.home.netns_of(port)?.run(list)?;
         links.iter().try_for_each(|link| match there.get(&(cookie, link.header.index)) {
-            Some(port) => self.fit(port, netlink::mtu_of(link), maps),
+            Some(port) => self.fit(port, netlink::mtu_of(link), is_ours, maps),
             None => Ok(()),
         })
     }
 
-    fn fit(&mut self, port: &PortName, mtu: u32, maps: &mut Maps) -> Result<(), SteerError> {
+    fn fit(&mut self, port: &PortName, mtu: u32, is_ours: bool, maps: &mut Maps) -> Result<(), SteerError> {
         let Some(attached) = self.ports.get_mut(port).filter(|attached| attached.mtu != mtu) else {
             return Ok(());
         };
         attached.mtu = mtu;
         attached.slots.values().for_each(|slot| maps.set_mtu(*slot, mtu));
         tracing::debug!(%port, mtu, "the MTU of the device changed");
-        // A closed port serves no identity; it gets its MTU when it is opened.
-        if attached.closed { Ok(()) } else { maps.fit_port(attached.key, mtu) }
+        // A closed port serves no identity; it gets its MTU when it is opened. That of another agent's port is written
+        // when it is taken over.
+        if attached.closed || !is_ours { Ok(()) } else { maps.fit_port(attached.key, mtu) }
     }
 
     /// One port of each of the next namespaces whose devices are to be polled.

@@ -356,17 +356,26 @@ impl Steering {
     /// record, and closing it again rewrite that entry; the programs stay attached throughout.
     ///
     /// # Errors
-    /// If the kernel refuses the entry, or the port's namespace cannot be entered.
+    /// [`SteerError::TakingOver`] if another agent still owns the port and has it in the other state. If the kernel refuses
+    /// the entry, or the port's namespace cannot be entered.
     pub fn set_closed(&mut self, port: &PortName, closed: bool) -> Result<(), SteerError> {
+        if self.takeover.is_running() {
+            return match self.attachments.is_closed(port) {
+                Some(now) if now != closed => Err(SteerError::TakingOver { port: port.clone() }),
+                _ => Ok(()),
+            };
+        }
         self.attachments.set_closed(port, closed, &mut self.maps)
     }
 
-    /// Sets the limits of every port, including ports attached later.
+    /// Sets the limits of every port, including ports attached later. While another agent owns the ports, only those
+    /// attached later get them: call it again after the takeover.
     ///
     /// # Errors
     /// If the kernel refuses to change a table. Some ports have the new limits then.
     pub fn set_limits(&mut self, limits: PortLimits) -> Result<(), SteerError> {
-        self.maps.set_limits(limits, &self.attachments.keys())
+        let ours = if self.takeover.is_running() { Vec::new() } else { self.attachments.keys() };
+        self.maps.set_limits(limits, &ours)
     }
 
     /// All bound identities, on attached ports and on inherited ones.
@@ -494,12 +503,13 @@ impl Steering {
     }
 
     /// Records the MTU of a port's device if it changed. Segments on the port's connections fit it from now on. Other
-    /// devices are ignored.
+    /// devices are ignored. The entry of a port that another agent owns stays unchanged until the takeover.
     ///
     /// # Errors
     /// If the kernel refuses to change the port's entry. User space uses the new MTU nevertheless.
     pub fn update_mtu(&mut self, device: &DeviceEvent) -> Result<(), SteerError> {
-        self.attachments.update_mtu(device, &mut self.maps)
+        let is_ours = !self.takeover.is_running();
+        self.attachments.update_mtu(device, is_ours, &mut self.maps)
     }
 
     /// Checks the MTUs of all ports' devices in a namespace, named as in [`PortName`]; `None` is the agent's own.
@@ -508,7 +518,8 @@ impl Steering {
     /// # Errors
     /// Like [`Steering::update_mtu`], and if the namespace cannot be entered.
     pub fn inspect_mtus(&mut self, netns: Option<&str>) -> Result<(), SteerError> {
-        self.attachments.inspect_mtus(netns, &mut self.maps)
+        let is_ours = !self.takeover.is_running();
+        self.attachments.inspect_mtus(netns, is_ours, &mut self.maps)
     }
 
     /// Polls the devices of the agent's own namespace and of the next

@@ -13,7 +13,8 @@
 //! *Takeover*, without losing a frame: with [`PreviousAgent::TakeOver`](super::PreviousAgent) the maps belong to the
 //! other agent, and our hubs are on the other side. [`Steering::attach`] and [`Steering::bind`] find the ports and
 //! identities of the other agent and change nothing. A port it does not have is refused with
-//! [`SteerError::TakingOver`]; [`Steering::unbind`] and [`Steering::detach`] are deferred.
+//! [`SteerError::TakingOver`], and so is [`Steering::set_closed`] that would change a port; [`Steering::unbind`] and
+//! [`Steering::detach`] are deferred. Limits and MTUs reach the entries of ports once these are ours.
 //!
 //! [`Steering::take_over_all`] reads the other agent's ports once more, sends every identity to our hubs (except
 //! connections that the other agent has claimed) and replaces its programs. From then on the ports are ours.
@@ -27,6 +28,7 @@
 //! [`Steering::inherited_on`]: super::Steering::inherited_on
 //! [`Steering::leave`]: super::Steering::leave
 //! [`Steering::release_inherited`]: super::Steering::release_inherited
+//! [`Steering::set_closed`]: super::Steering::set_closed
 //! [`Steering::take_over_all`]: super::Steering::take_over_all
 //! [`Steering::unbind`]: super::Steering::unbind
 

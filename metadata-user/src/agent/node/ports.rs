@@ -526,6 +526,10 @@ impl NodePorts {
             self.bindings.keep_inherited(&mut self.steering, port, plan);
             self.touched.insert(port.clone());
         }
+        // What had to wait is closed now, and the other agent may have opened what was closed when it was claimed.
+        self.touched.extend(self.troubles.take_unsettled());
+        let closed: Vec<_> = self.closed().cloned().collect();
+        self.touched.extend(closed);
         Ok(())
     }
 

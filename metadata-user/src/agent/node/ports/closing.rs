@@ -127,6 +127,7 @@ impl NodePorts {
         self.bindings.keep_inherited(&mut self.steering, port, plan);
         match self.steering.set_closed(port, true) {
             Ok(()) => drop(self.guard.closed.insert(port.clone())),
+            Err(error @ SteerError::TakingOver { .. }) => self.troubles.wait(port, &error.to_string()),
             Err(error) => self.troubles.report(port, &error.to_string()),
         }
     }
@@ -161,13 +162,17 @@ impl NodePorts {
         }
         match self.steering.attach_closed(port) {
             Ok(()) => {
-                info!(%port, "closed, because it has no record");
+                // A port of the previous agent is closed once it is taken over.
+                if self.steering.attachments().is_closed(port) == Some(true) {
+                    info!(%port, "closed, because it has no record");
+                }
                 return true;
             }
             // The device is a port under another name, with a record or closed.
             Err(SteerError::SamePort { other, .. }) => {
                 debug!(%port, %other, "the tap is already a port under another name")
             }
+            Err(error @ SteerError::TakingOver { .. }) => self.troubles.wait(port, &error.to_string()),
             Err(error) => self.troubles.report(port, &format!("the tap stays open: {error}")),
         }
         false
@@ -179,6 +184,10 @@ impl NodePorts {
             Ok(()) => {
                 self.guard.closed.remove(port);
                 true
+            }
+            Err(error @ SteerError::TakingOver { .. }) => {
+                self.troubles.wait(port, &error.to_string());
+                false
             }
             Err(error) => {
                 self.troubles.report(port, &error.to_string());
