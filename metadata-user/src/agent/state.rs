@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -59,6 +60,8 @@ pub struct NodeState {
     mailboxes: Arc<Mailboxes>,
     /// Writes the files of the state directory.
     saves: SaveQueue,
+    /// No other agent writes the files. False while this one prepares a takeover.
+    in_charge: AtomicBool,
     /// The file of dialects that guests have asked for, and what was last queued for it.
     asked: Option<(PathBuf, Mutex<DialectsByUuid>)>,
     /// The file of events.
@@ -257,6 +260,7 @@ impl NodeState {
             rotate_after: Duration::from_secs(u64::from(config.rotate_token_key_days) * 86_400),
             mailboxes: Arc::new(mailboxes),
             saves: saves.clone(),
+            in_charge: AtomicBool::new(false),
             asked,
             events,
             outbox,
@@ -270,6 +274,7 @@ impl NodeState {
 
     /// Takes charge of the files: no other agent writes to them. [`reload`](Self::reload) does so too.
     pub fn take_charge(&self) {
+        self.in_charge.store(true, Ordering::Relaxed);
         self.mailboxes.take_charge();
     }
 
@@ -363,6 +368,7 @@ impl NodeState {
 
     /// Reads keys and mailboxes again after the previous agent has saved them.
     pub fn reload(&self) {
+        self.in_charge.store(true, Ordering::Relaxed);
         if let Some(path) = self.own_key_file()
             && let Err(error) = token_file::rotate_if_older(&self.keyring, path, Duration::MAX, unix_now())
         {
@@ -403,8 +409,12 @@ impl NodeState {
     }
 
     /// Writes everything that is not on disk yet, before the agent ends or hands over. Returns what the disk refused and
-    /// nobody can deliver again.
+    /// nobody can deliver again. Before this agent takes charge it writes nothing: its view is older than what the running
+    /// agent has written since.
     pub fn save(&self) -> Option<UnsavedFiles> {
+        if !self.in_charge.load(Ordering::Relaxed) {
+            return None;
+        }
         self.save_asked();
         self.save_events();
         self.saves.flush();
@@ -504,8 +514,8 @@ fn warn_of<T>(result: Result<T, mailboxes::MailboxError>) {
 #[cfg(test)]
 mod tests {
     use super::{
-        Config, MessageLoss, NodeState, RECENT_LOSS, SinkCounts, given, lost_messages, read_only, token_file,
-        unix_now,
+        Config, MessageLoss, NodeState, RECENT_LOSS, SinkCounts, StateFile, given, lost_messages, read_only,
+        token_file, unix_now,
     };
     use crate::logging::LogCollector;
     use std::time::Instant;
@@ -523,6 +533,28 @@ mod tests {
         if let Some(problem) = found.and_then(|path| read_only(path.as_ref())) {
             assert!(problem.contains("read-only") && problem.contains("make it writable"), "{problem}");
         }
+    }
+
+    #[test]
+    fn an_agent_that_gives_up_before_it_takes_over_writes_no_file_of_the_running_one() {
+        let room = tempfile::tempdir().expect("a directory");
+        let config = Config { state: Some(room.path().to_owned()), ..Config::default() };
+        let open = || NodeState::open(&config).expect("a state directory").0;
+        let (running, next) = (open(), open());
+        let path = room.path().join("snapshot");
+        let save = |state: &NodeState, text: &'static str| {
+            let path = path.clone();
+            state.saves().submit(StateFile::Snapshot, move || std::fs::write(&path, text));
+            assert_eq!(state.save(), None, "{text}");
+        };
+        let found = || std::fs::read_to_string(&path).expect("a file");
+        running.take_charge();
+        save(&running, "running");
+        save(&next, "preparing");
+        assert_eq!(found(), "running");
+        next.reload();
+        save(&next, "taken over");
+        assert_eq!(found(), "taken over");
     }
 
     #[test]

@@ -721,6 +721,7 @@ mod tests {
         let config = Config { state: Some(directory.path().to_owned()), ..Config::default() };
         let open = || {
             let (state, _errands) = NodeState::open(&config).expect("a state directory");
+            state.take_charge();
             RecordCatalogue::new(state, MemoryBudget::new(config.record_bytes()), &[])
         };
         let responses = |catalogue: &mut RecordCatalogue, generation| {
