@@ -2,7 +2,7 @@
 
 use aya::maps::{HashMap, Map, MapData};
 use metadata_common::mac::Mac;
-use metadata_common::maps::mtu_of;
+use metadata_common::maps::{ANSWER_LINK, mtu_of};
 use metadata_common::port::PortName;
 use metadata_common::verdict::Verdict;
 use metadata_links::error::LinkError;
@@ -15,7 +15,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::bpffs::Bpffs;
 use support::netns::Namespace;
 use support::privileged;
@@ -560,6 +560,58 @@ fn an_agent_that_prepares_a_takeover_neither_closes_nor_limits_a_port_before_it_
     let asked = steered(&new);
     node.assert_closed();
     assert_eq!(steered(&new), asked, "a closed port serves nobody");
+}
+
+#[privileged::test]
+fn a_takeover_makes_the_kernel_answer_what_the_next_agent_has_it_answer() {
+    let counts = |steering: &Steering| {
+        let counters = steering.maps().counters().expect("counters");
+        [Verdict::SteerArp, Verdict::AnswerArp].map(|verdict| counters.get(verdict))
+    };
+    for (before, after) in [(0, ANSWER_LINK), (ANSWER_LINK, 0)] {
+        let mut node = Bridged::start_with(|config| config.answers = before);
+        let old = node.steering.take().expect("it runs");
+        let adopt = PreviousAgent::TakeOver { side: 1 };
+        let takeover = SteerConfig { adopt, answers: after, ..pinned(&node.bpffs) };
+        let mut new = start_in(&node.ns, &takeover).expect("the second agent starts");
+        new.attach(&node.name).expect("found");
+        new.take_over_all().expect("taken over");
+        old.leave();
+        let [to_hub, answered] = counts(&new);
+        ask(&node.from, ALICE);
+        let expected = if after == 0 { [to_hub + 1, answered] } else { [to_hub, answered + 1] };
+        assert_eq!(counts(&new), expected, "from {before} to {after}");
+    }
+}
+
+#[privileged::test]
+fn a_takeover_in_another_mode_gives_each_port_the_program_of_that_mode() {
+    for (before, after, by) in [
+        (SteeringMode::Tcx, SteeringMode::Xdp, SteeringProgram::Xdp),
+        (SteeringMode::Xdp, SteeringMode::Tcx, SteeringProgram::Tcx),
+    ] {
+        let mut node = Bridged::start_with(|config| config.mode = before);
+        let old = node.steering.take().expect("it runs");
+        let adopt = PreviousAgent::TakeOver { side: 1 };
+        let takeover = SteerConfig { adopt, mode: after, ..pinned(&node.bpffs) };
+        let mut new = start_in(&node.ns, &takeover).expect("the second agent starts");
+        new.attach(&node.name).expect("found");
+        new.follow_guests(Instant::now());
+        assert_ne!(new.attachments().steered_by(&node.name), Some(by), "the port is the other agent's");
+        new.take_over_all().expect("taken over");
+        old.leave();
+        node.assert_closed();
+        new.follow_guests(Instant::now());
+        assert_eq!(new.attachments().steered_by(&node.name), Some(by), "{after:?}");
+        let links = node.bpffs.port_links();
+        assert!(
+            links.len() == 1 && links[0].starts_with("port_tcx") == (after == SteeringMode::Tcx),
+            "{links:?}"
+        );
+        let asked = steered(&new);
+        node.assert_closed();
+        assert_eq!(steered(&new), asked + 1, "only Alice's frame is steered");
+    }
 }
 
 #[privileged::test]

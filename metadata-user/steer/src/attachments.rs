@@ -35,7 +35,7 @@ use super::config::SteeringMode;
 use super::devices::{
     DeviceLookup, DevicePoll, Home, NAMESPACES_AT_ONCE, PortLocation, SearchResult, place, search,
 };
-use super::maps::{HomeDevice, Maps, SlotBinding};
+use super::maps::{HomeDevice, Maps, PortDevice, SlotBinding};
 use super::object::Object;
 use super::pins::{LinkName, Pin, PinDirectory, PinnedProgram};
 use super::trace::{UnknownSender, UnknownSenders};
@@ -79,14 +79,13 @@ pub(super) struct AttachedPort {
     gone: bool,
     /// State of its device at the last check.
     looks: DevicePoll,
-    /// MTU of its device: bytes of the longest IP packet.
-    mtu: u32,
+    device: PortDevice,
 }
 
 impl AttachedPort {
     /// A port without identities.
-    fn new(cookie: Cookie, key: PortKey, programs: Programs, mtu: u32) -> Self {
-        Self::inherited(cookie, key, programs, mtu, BTreeMap::new(), false)
+    fn new(cookie: Cookie, key: PortKey, programs: Programs, device: PortDevice) -> Self {
+        Self::inherited(cookie, key, programs, device, BTreeMap::new(), false)
     }
 
     /// A port of the previous agent.
@@ -94,12 +93,12 @@ impl AttachedPort {
         cookie: Cookie,
         key: PortKey,
         programs: Programs,
-        mtu: u32,
+        device: PortDevice,
         slots: BTreeMap<Mac, Slot>,
         closed: bool,
     ) -> Self {
         let looks = DevicePoll::new(key.ifindex);
-        Self { cookie, key, slots, programs, closed, gone: false, looks, mtu }
+        Self { cookie, key, slots, programs, closed, gone: false, looks, device }
     }
 
     fn location(&self) -> PortLocation {
@@ -381,7 +380,7 @@ impl Attachments {
         let Some(attached) = self.ports.get(port) else {
             return Err(SteerError::NotAttached { port: port.clone() });
         };
-        let (key, mtu) = (attached.key, attached.mtu);
+        let (key, mtu) = (attached.key, attached.device.mtu);
         let device = self.home_device(attached);
         if now != (attached.cookie, Some(key.ifindex)) {
             let found = if now.1.is_some() { "another device of that name" } else { "none" };
@@ -447,7 +446,7 @@ impl Attachments {
                     self.bound.remove(slot);
                 }
             }
-            now.values().for_each(|slot| maps.set_mtu(*slot, attached.mtu));
+            now.values().for_each(|slot| maps.set_mtu(*slot, attached.device.mtu));
             self.bound.extend(now.iter().map(|(mac, slot)| (*slot, (port.clone(), *mac))));
             attached.slots = now;
         }
@@ -475,8 +474,8 @@ impl Attachments {
     ) -> Result<(), SteerError> {
         let key = PortKey { netns: self.object.acquire(cookie)?, ifindex };
         match maps.enter(port, key, false) {
-            Ok(mtu) => {
-                self.insert(port, AttachedPort::new(cookie, key, Programs::none(), mtu));
+            Ok(device) => {
+                self.insert(port, AttachedPort::new(cookie, key, Programs::none(), device));
                 Ok(())
             }
             Err(error) => {
@@ -519,18 +518,18 @@ impl Attachments {
     ) -> Result<AttachedPort, SteerError> {
         let key = PortKey { netns: self.object.acquire(cookie)?, ifindex };
         let mut programs = Programs::none();
-        let mtu = match self.own(port, cookie, key, closed, &mut programs, maps) {
-            Ok(mtu) => mtu,
+        let device = match self.own(port, cookie, key, closed, &mut programs, maps) {
+            Ok(device) => device,
             Err(error) => {
                 let removed = self.let_go(cookie, key, programs, true, maps);
                 return Err(removed.err().unwrap_or(error));
             }
         };
-        Ok(AttachedPort { closed, ..AttachedPort::new(cookie, key, programs, mtu) })
+        Ok(AttachedPort { closed, ..AttachedPort::new(cookie, key, programs, device) })
     }
 
-    /// Attaches programs to a port that no other agent owns. Returns the device's MTU in bytes. After an error some
-    /// programs may be attached.
+    /// Attaches programs to a port that no other agent owns. Returns its device. After an error some programs may be
+    /// attached.
     fn own(
         &mut self,
         port: &PortName,
@@ -539,11 +538,11 @@ impl Attachments {
         closed: bool,
         programs: &mut Programs,
         maps: &mut Maps,
-    ) -> Result<u32, SteerError> {
-        let mtu = maps.enter(port, key, closed)?;
+    ) -> Result<PortDevice, SteerError> {
+        let device = maps.enter(port, key, closed)?;
         self.take_from_other_versions(port, cookie, key, programs)?;
         self.attach_programs(port, cookie, key, programs)?;
-        Ok(mtu)
+        Ok(device)
     }
 
     /// Frees the slots of a removed port and restores its tap if it still exists.
@@ -600,11 +599,11 @@ impl Attachments {
             return Ok(());
         };
         let key = attached.key;
-        let mtu = self.home.netns_of(port)?.run(|| maps.enter(port, key, closed))?;
+        let device = self.home.netns_of(port)?.run(|| maps.enter(port, key, closed))?;
         if let Some(attached) = self.ports.get_mut(port) {
             attached.closed = closed;
         }
-        self.fit(port, mtu, true, maps)
+        self.fit(port, device.mtu, true, maps)
     }
 
     /// Loads the programs behind all stubs, and calls them from the stubs if this agent owns the ports.
@@ -694,13 +693,11 @@ impl Attachments {
         Ok(())
     }
 
-    /// Replaces the programs of a port that another agent pinned with ours.
+    /// Replaces the programs of a port that another agent pinned with ours. [`Attachments::follow_guests`] attaches what
+    /// the mode requires.
     pub(super) fn take_over(&mut self, port: &PortName, maps: &mut Maps) -> Result<(), SteerError> {
-        let Some(AttachedPort { cookie, key, mtu, .. }) = self.ports.get(port) else { return Ok(()) };
-        let (cookie, key, mtu) = (*cookie, *key, *mtu);
-        // It may have changed since the other agent wrote it, and an agent of an earlier version did not write it.
-        maps.fit_port(key, mtu)?;
-        let closed = maps.is_closed(key);
+        let Some(AttachedPort { cookie, key, device, .. }) = self.ports.get(port) else { return Ok(()) };
+        let (cookie, key, device) = (*cookie, *key, *device);
         // The other agent may have switched programs since we read the pins.
         let is_pinned = |on: &PinnedProgram| {
             self.pin_of(*on, cookie, key).is_some_and(|pin| matches!(pin.inode(), Ok(Some(_))))
@@ -712,9 +709,11 @@ impl Attachments {
         if let Some(attached) = self.ports.get_mut(port) {
             attached.programs = programs;
             // The other agent may have closed or opened the port meanwhile.
-            attached.closed = closed;
+            attached.closed = maps.is_closed(key);
         }
-        Ok(())
+        // The other agent may have another configuration, and an agent of an earlier version did not write the MTU. The
+        // programs are ours by now: the other agent's may not answer all that ours do.
+        maps.adopt_port(key, device)
     }
 
     /// Takes over links that another version of the agent pinned on a port's device: replaces the programs in place
@@ -816,10 +815,10 @@ impl Attachments {
     }
 
     fn fit(&mut self, port: &PortName, mtu: u32, is_ours: bool, maps: &mut Maps) -> Result<(), SteerError> {
-        let Some(attached) = self.ports.get_mut(port).filter(|attached| attached.mtu != mtu) else {
+        let Some(attached) = self.ports.get_mut(port).filter(|attached| attached.device.mtu != mtu) else {
             return Ok(());
         };
-        attached.mtu = mtu;
+        attached.device.mtu = mtu;
         attached.slots.values().for_each(|slot| maps.set_mtu(*slot, mtu));
         tracing::debug!(%port, mtu, "the MTU of the device changed");
         // A closed port serves no identity; it gets its MTU when it is opened. That of another agent's port is written

@@ -294,16 +294,22 @@ impl Maps {
     }
 
     /// Adds a port to the table, closed or with its limits and full buckets, replacing any entry; called in its
-    /// namespace. Returns the MTU of its device in bytes.
-    pub(super) fn enter(&mut self, port: &PortName, key: PortKey, closed: bool) -> Result<u32, SteerError> {
-        let (kind, mtu) = netlink::kind_and_mtu(&port.ifname, key.ifindex)?;
-        let entry = if closed {
-            Port::closed()
-        } else {
-            let answers = if sends_back(&kind) { self.answers } else { 0 };
-            Port { answers: answers_within(answers, mtu), ..self.limited() }
-        };
-        self.add_port(key, entry).map(|()| mtu)
+    /// namespace. Returns what it found of its device.
+    pub(super) fn enter(
+        &mut self,
+        port: &PortName,
+        key: PortKey,
+        closed: bool,
+    ) -> Result<PortDevice, SteerError> {
+        let device = PortDevice::look(port, key.ifindex)?;
+        let entry =
+            if closed { Port::closed() } else { Port { answers: self.answers_on(device), ..self.limited() } };
+        self.add_port(key, entry).map(|()| device)
+    }
+
+    /// What the kernel answers on a device, and the device's MTU.
+    fn answers_on(&self, device: PortDevice) -> u64 {
+        answers_within(if device.sends_back { self.answers } else { 0 }, device.mtu)
     }
 
     /// Adds a port with the current limits, for which the kernel answers nothing by itself.
@@ -341,17 +347,29 @@ impl Maps {
 
     /// Sets the MTU of a port's device and nothing else. A port without an entry is ignored.
     pub(super) fn fit_port(&mut self, key: PortKey, mtu: u32) -> Result<(), SteerError> {
-        let failed = |source| SteerError::map(name::PORTS, format!("enter the MTU of {key:?}"), source);
+        self.change_answers(key, |answers| answers_within(answers, mtu))
+    }
+
+    /// Makes the kernel answer what this agent has it answer on a port that another agent entered, and sets the MTU. A
+    /// closed port has no answers before it is opened. A port without an entry is ignored.
+    pub(super) fn adopt_port(&mut self, key: PortKey, device: PortDevice) -> Result<(), SteerError> {
+        let answers = self.answers_on(device);
+        if self.is_closed(key) { Ok(()) } else { self.change_answers(key, |_| answers) }
+    }
+
+    /// Changes [`Port::answers`] of a port and nothing else. A port without an entry is ignored.
+    fn change_answers(&mut self, key: PortKey, change: impl FnOnce(u64) -> u64) -> Result<(), SteerError> {
+        let failed = |source| SteerError::map(name::PORTS, format!("change the answers of {key:?}"), source);
         let mut words = match self.ports.get(&port_key(key), 0) {
             Err(MapError::KeyNotFound) => return Ok(()),
             found => found.map_err(failed)?,
         };
         let [_, _, _, answers, ..] = &mut words;
-        let fitted = answers_within(*answers, mtu);
-        if *answers == fitted {
+        let changed = change(*answers);
+        if *answers == changed {
             return Ok(());
         }
-        *answers = fitted;
+        *answers = changed;
         absent_is_fine(self.ports.insert(port_key(key), words, BPF_EXIST)).map_err(failed)
     }
 
@@ -577,6 +595,23 @@ fn identity_words(Identity { slot, hub, drain, reserved }: Identity) -> [u32; 4]
 fn guest_word(Guest { mac: [a, b, c, d, e, f], live }: Guest) -> u64 {
     let [x, y] = live.to_ne_bytes();
     u64::from_ne_bytes([a, b, c, d, e, f, x, y])
+}
+
+/// What the entry of a port has from its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PortDevice {
+    /// MTU: bytes of the longest IP packet.
+    pub(super) mtu: u32,
+    /// It can send a frame back, so that the kernel can answer on it.
+    sends_back: bool,
+}
+
+impl PortDevice {
+    /// Asks for the device of a port; called in its namespace.
+    pub(super) fn look(port: &PortName, ifindex: u32) -> Result<Self, SteerError> {
+        let (kind, mtu) = netlink::kind_and_mtu(&port.ifname, ifindex)?;
+        Ok(Self { mtu, sends_back: sends_back(&kind) })
+    }
 }
 
 /// A port's device in the agent's own namespace.

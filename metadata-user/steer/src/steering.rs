@@ -454,9 +454,9 @@ impl Steering {
     }
 
     /// Checks the next [`LOOKS_AT_ONCE`](super::LOOKS_AT_ONCE) ports and switches those whose guests have booted or boot
-    /// again, at most [`SWITCHES_AT_ONCE`](super::SWITCHES_AT_ONCE). Call it every second or two. It does nothing unless
-    /// the mode is [`SteeringMode::Auto`] and the kernel has tcx classifiers. A failed switch is logged once and
-    /// retried.
+    /// again, at most [`SWITCHES_AT_ONCE`](super::SWITCHES_AT_ONCE). Call it every second or two. In the other modes, and
+    /// on a kernel without tcx classifiers, it gives as many ports the program of the mode, if an agent of another mode
+    /// steered them before a takeover. A failed switch is logged once and retried.
     pub fn follow_guests(&mut self, now: Instant) {
         if !self.takeover.is_running() {
             self.attachments.follow_guests(now, &self.maps);

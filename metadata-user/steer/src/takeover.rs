@@ -44,7 +44,7 @@ use super::attachments::{AttachedPort, Attachments, Programs};
 use super::devices::{PortLocation, place};
 use super::error::errno;
 use super::hubs::Hubs;
-use super::maps::{Maps, SlotBinding};
+use super::maps::{Maps, PortDevice, SlotBinding};
 use super::pins::{LinkName, PinDirectory, PinnedProgram};
 use super::{SteerError, object};
 
@@ -295,11 +295,11 @@ impl InheritedPorts {
             replace_programs(port, cookie, key, &inherited.links, closed, attachments, maps)
         };
         match claimed {
-            Ok((programs, mtu)) => {
-                inherited.slots.values().for_each(|slot| maps.set_mtu(*slot, mtu));
+            Ok((programs, device)) => {
+                inherited.slots.values().for_each(|slot| maps.set_mtu(*slot, device.mtu));
                 tracing::debug!(%port, identities = inherited.slots.len(), "attached an inherited port");
                 let closed = maps.is_closed(key);
-                Ok(Some(AttachedPort::inherited(cookie, key, programs, mtu, inherited.slots, closed)))
+                Ok(Some(AttachedPort::inherited(cookie, key, programs, device, inherited.slots, closed)))
             }
             Err(error) => {
                 self.inherited.insert(place, inherited);
@@ -332,7 +332,7 @@ fn find_programs(
     key: PortKey,
     links: &[PinnedProgram],
     attachments: &mut Attachments,
-) -> Result<(Programs, u32), SteerError> {
+) -> Result<(Programs, PortDevice), SteerError> {
     let mut programs = Programs::none();
     for on in links {
         let pin = attachments.pin_of(*on, cookie, key);
@@ -341,7 +341,7 @@ fn find_programs(
         programs.leave_to_pins();
         attachments.load(*on, cookie)?;
     }
-    Ok((programs, netlink::mtu(&port.ifname, key.ifindex)?))
+    Ok((programs, PortDevice::look(port, key.ifindex)?))
 }
 
 /// Replaces the programs of an inherited port with ours.
@@ -353,13 +353,13 @@ fn replace_programs(
     closed: bool,
     attachments: &mut Attachments,
     maps: &mut Maps,
-) -> Result<(Programs, u32), SteerError> {
+) -> Result<(Programs, PortDevice), SteerError> {
     let mut programs = Programs::none();
-    let mtu = maps.enter(port, key, closed)?;
+    let device = maps.enter(port, key, closed)?;
     attachments.update(port, cookie, key, links, &mut programs)?;
     attachments.take_from_other_versions(port, cookie, key, &mut programs)?;
     attachments.attach_programs(port, cookie, key, &mut programs)?;
-    Ok((programs, mtu))
+    Ok((programs, device))
 }
 
 /// Releases an inherited port and returns the slots that are free then.

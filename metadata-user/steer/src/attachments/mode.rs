@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use super::super::SteerError;
 use super::super::attach::{self, AttachError, HeldLink, check_vacant};
 use super::super::config::SteeringMode;
+use super::super::devices::place;
 use super::super::error::ProbeError;
 use super::super::features::ProbeResult;
 use super::super::maps::Maps;
@@ -129,6 +130,15 @@ impl Programs {
         }
         let again = std::mem::take(&mut self.remains);
         again.into_iter().filter_map(HeldLink::detach_and_unpin).collect()
+    }
+
+    /// True if the programs are those of a mode. Those of [`SteeringMode::Auto`] depend on the guest.
+    fn are_of(&self, mode: SteeringMode) -> bool {
+        match mode {
+            SteeringMode::Auto => true,
+            SteeringMode::Xdp => self.xdp.is_some() && self.tcx.is_none(),
+            SteeringMode::Tcx => self.tcx.is_some() && self.xdp.is_none(),
+        }
     }
 
     pub(crate) fn by(&self) -> SteeringProgram {
@@ -285,30 +295,79 @@ impl Attachments {
                 }
             }
         }
-        let mut attached = self.ports.values();
-        if !attached.any(|attached| attached.cookie == cookie && attached.programs.xdp.is_some()) {
-            self.object.unload_stub(cookie);
-        }
+        self.unload_unused(cookie);
         tracing::debug!(%port, by = ?to, "switched the program of a port");
         Ok(())
     }
 
+    /// Unloads the stub of a namespace in which XDP steers no port.
+    fn unload_unused(&mut self, cookie: Cookie) {
+        let mut attached = self.ports.values();
+        if !attached.any(|attached| attached.cookie == cookie && attached.programs.xdp.is_some()) {
+            self.object.unload_stub(cookie);
+        }
+    }
+
+    /// Gives a port the programs of the mode, without losing a frame or letting one through; called in its namespace.
+    /// After an error it is steered as before.
+    fn conform_inside(&mut self, port: &PortName) -> Result<(), SteerError> {
+        let now = place(port)?;
+        let Some(attached) = self.ports.get_mut(port) else { return Ok(()) };
+        let (cookie, key) = (attached.cookie, attached.key);
+        if now != (cookie, Some(key.ifindex)) {
+            return Err(SteerError::PortGone { port: port.clone(), found: "another device or none".into() });
+        }
+        let mut programs = std::mem::replace(&mut attached.programs, Programs::none());
+        let conforms = self.attach_programs(port, cookie, key, &mut programs);
+        if let Some(attached) = self.ports.get_mut(port) {
+            attached.programs = programs;
+        }
+        conforms?;
+        self.unload_unused(cookie);
+        tracing::debug!(%port, mode = ?self.mode, "gave a port the program of the mode");
+        Ok(())
+    }
+
     /// Checks the next [`LOOKS_AT_ONCE`] ports and switches those whose guests have booted or boot again, at most
-    /// [`SWITCHES_AT_ONCE`]. It does nothing unless the mode is [`SteeringMode::Auto`].
+    /// [`SWITCHES_AT_ONCE`]. In a mode with one program it switches as many ports that an agent of another mode steered
+    /// before a takeover.
     pub(crate) fn follow_guests(&mut self, now: Instant, maps: &Maps) {
         if self.mode != SteeringMode::Auto {
+            for port in self.astray() {
+                let netns = self.home.netns_of(&port);
+                let switched = netns.and_then(|netns| netns.run(|| self.conform_inside(&port)));
+                self.log_refused_switch(&port, switched);
+            }
             return;
         }
         for (port, to) in self.due(now, maps) {
             let netns = self.home.netns_of(&port);
             let switched = netns.and_then(|netns| netns.run(|| self.switch_inside(&port, to)));
-            let Err(error) = switched else { continue };
-            if let Some(attached) = self.ports.get_mut(&port)
-                && !std::mem::replace(&mut attached.programs.watch.is_logged, true)
-            {
-                tracing::warn!("cannot switch the program of {port}, which is steered as before: {error}");
-            }
+            self.log_refused_switch(&port, switched);
         }
+    }
+
+    /// Logs the first refusal to switch a port.
+    fn log_refused_switch(&mut self, port: &PortName, switched: Result<(), SteerError>) {
+        let Err(error) = switched else { return };
+        if let Some(attached) = self.ports.get_mut(port)
+            && !std::mem::replace(&mut attached.programs.watch.is_logged, true)
+        {
+            tracing::warn!("cannot switch the program of {port}, which is steered as before: {error}");
+        }
+    }
+
+    /// The next ports whose programs are not those of the mode.
+    fn astray(&mut self) -> Vec<PortName> {
+        let after = self.last_examined.take().map_or(Unbounded, Excluded);
+        let mode = self.mode;
+        let all = self.ports.range((after, Unbounded)).filter(|(_, attached)| {
+            !attached.gone && !attached.programs.is_none() && !attached.programs.are_of(mode)
+        });
+        let astray: Vec<PortName> = all.map(|(port, _)| port.clone()).take(SWITCHES_AT_ONCE).collect();
+        // If there may be more, the next call goes on behind them; otherwise it begins again.
+        self.last_examined = astray.last().filter(|_| astray.len() == SWITCHES_AT_ONCE).cloned();
+        astray
     }
 
     /// The ports to switch, among those due for a check.
