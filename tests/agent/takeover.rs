@@ -1,7 +1,7 @@
 //! An agent takes over the ports of another agent under load, and no guest notices. If either agent dies, guests are
 //! served again after the next start at the latest.
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{Array, HashMap, Map, MapData};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -83,6 +83,14 @@ impl Node {
         map.keys().count()
     }
 
+    /// The connections that agents hold, by the counts that the kernel reads.
+    fn held(&self) -> u64 {
+        let map = MapData::from_pin(self.bpffs.pins().join("v1/maps/ALL_SENT")).expect("a pinned map");
+        let map: Array<_, [u64; 4]> = Array::try_from(Map::Array(map)).expect("a table of connections");
+        // `held` is the last field of the third word (`metadata_common::maps::AllSent`).
+        map.iter().map(|entry| entry.expect("an entry")[2].to_ne_bytes()).map(held_of).sum()
+    }
+
     fn socket(&self) -> PathBuf {
         self.records.path().join("run/takeover.sock")
     }
@@ -92,6 +100,10 @@ impl Node {
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         Taker(BufReader::new(stream))
     }
+}
+
+fn held_of([_, _, _, _, held @ ..]: [u8; 8]) -> u64 {
+    u32::from_ne_bytes(held).into()
 }
 
 /// Where the taps are.
@@ -276,6 +288,23 @@ fn long_connections_finish(place: &Place) {
     drop((parked, writing, slow, kept));
     let (status, said) = first.ended(LEAVES_WITHIN).expect("the previous agent exits");
     assert!(status.success() && !said.contains("cut off"), "{status}\n{said}");
+}
+
+#[privileged::test]
+fn a_connection_whose_guest_has_not_closed_counts_no_more_once_its_agent_has_ended() {
+    let (node, guest) = one_guest(|_| {});
+    let guests = [guest.identity().clone()];
+    let first = node.agent(&guests, &[]);
+    let mut kept = Client::connect(&guest);
+    assert_eq!(kept.ask("GET /v1/meta-data", "").0, 200);
+    assert_eq!(node.held(), 1);
+    let _second = node.agent(&guests, &["--takeover"]);
+    assert!(kept.ends(), "the agent has closed it, and the guest has not");
+    let (status, said) = first.ended(LEAVES_WITHIN).expect("the previous agent exits");
+    assert!(status.success() && !said.contains("cut off"), "{status}\n{said}");
+    assert_eq!(node.held(), 0);
+    drop(kept);
+    assert!(guest.fetch("/v1/meta-data", PATIENCE).is_ok());
 }
 
 #[privileged::test]

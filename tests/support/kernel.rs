@@ -98,6 +98,10 @@ impl AckLedger for Board {
         self.with(flow.index(), |place| place.held = place.held.checked_sub(1).expect("it was held"));
     }
 
+    fn leave(&mut self, flow: Flow) {
+        self.with(flow.index(), |place| place.held = place.held.checked_sub(1).expect("it was held"));
+    }
+
     fn is_opened(&self, flow: Flow) -> bool {
         self.with(flow.index(), |place| place.opened == flow.mark())
     }

@@ -136,6 +136,22 @@ fn the_stack_sends_nothing_for_a_connection_that_ended_in_the_kernel() {
 }
 
 #[test]
+fn a_stack_that_ends_while_guests_have_not_closed_leaves_their_ends_and_new_connections_to_the_kernel() {
+    let mut guest = Guest::new(StackConfig::default());
+    guest.ask(2, GET);
+    let (seq, next) = guest.ask(1, GET_AND_CLOSE);
+    assert!(guest.send_to_kernel(&Segment::ack(1, seq, next)).is_empty());
+    assert_eq!(guest.board.held(), 2);
+    assert!(guest.try_kernel(&Segment::syn(2, 5_000)).is_none(), "it is held");
+    guest.raw.stack.end();
+    assert_eq!((guest.board.held(), guest.raw.stack.left()), (0, 0));
+    guest.raw.stack.end();
+    let bye = guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin));
+    assert_eq!((bye[0].flags, bye[0].seq, bye[0].ack), (ACK, next, seq + 1));
+    assert_eq!(guest.send_to_kernel(&Segment::syn(2, 5_000))[0].flags, SYN_ACK);
+}
+
+#[test]
 fn an_idle_connection_ends_in_the_kernel_with_the_fin_of_its_guest() {
     let mut guest = Guest::new(StackConfig::default());
     let (seq, next) = guest.ask(1, GET);

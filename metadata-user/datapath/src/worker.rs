@@ -122,6 +122,8 @@ pub trait Engine: Send + 'static {
     fn left(&self) -> usize {
         0
     }
+    /// Called last, when the worker ends other than by a panic: gives up what other processes see of the engine's state.
+    fn end(&mut self) {}
 
     /// Called after each turn with its duration; zero if the turn had no work.
     fn turned(&mut self, _turn: Duration) {}
@@ -543,6 +545,10 @@ where
 
     fn left(&self) -> usize {
         Stack::left(self)
+    }
+
+    fn end(&mut self) {
+        Stack::end(self);
     }
 
     fn turned(&mut self, turn: Duration) {

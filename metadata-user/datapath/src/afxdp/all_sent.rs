@@ -184,6 +184,10 @@ impl AckLedger for AllSentTable {
         self.cell(flow).release();
     }
 
+    fn leave(&mut self, flow: Flow) {
+        self.cell(flow).release();
+    }
+
     fn is_opened(&self, flow: Flow) -> bool {
         self.cell(flow).is_opened(flow.mark())
     }
@@ -363,6 +367,14 @@ mod tests {
         table.release(flow(1));
         assert_eq!(table.cell(flow(1)).held.load(Ordering::Relaxed), 1);
         assert_eq!(table.look(flow(1)), None, "a release withdraws the entry");
+        table.hold(flow(1));
+        table.post(flow(1), entry(flow(1)));
+        table.leave(flow(1));
+        assert_eq!(table.cell(flow(1)).held.load(Ordering::Relaxed), 1);
+        assert!(
+            table.look(flow(1)).is_some(),
+            "the kernel receives the guest's FIN after the end of the stack"
+        );
         table.release_all();
         assert_eq!(table.cell(flow(1)).held.load(Ordering::Relaxed), 0);
     }

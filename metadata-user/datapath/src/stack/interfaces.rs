@@ -296,8 +296,14 @@ pub trait AckLedger {
     /// Records the start of a connection. Until its release, the kernel leaves SYNs and the ends of handshakes with
     /// its entry to the stack.
     fn hold(&mut self, flow: Flow);
-    /// Records the end of a connection: withdraws it and ends [`hold`](Self::hold). Called once for each `hold`.
+    /// Records the end of a connection: withdraws it and ends [`hold`](Self::hold). Called once for each `hold`, unless
+    /// [`leave`](Self::leave) is.
     fn release(&mut self, flow: Flow);
+    /// Ends [`hold`](Self::hold) because the stack ends. A posted connection stays posted: the kernel receives the guest's
+    /// FIN also afterwards.
+    fn leave(&mut self, flow: Flow) {
+        self.release(flow);
+    }
     /// Whether the kernel has answered a SYN of this flow since a connection with its entry started. A SYN of another
     /// flow with the same entry may have overwritten this.
     fn is_opened(&self, flow: Flow) -> bool;

@@ -290,6 +290,18 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         self.wheel.clear(self.port_timer(slot));
     }
 
+    /// Leaves all connections, because the stack ends: the kernel answers SYNs with their ledger entries again. Nothing is
+    /// sent. Call it last.
+    pub fn end(&mut self) {
+        for at in 0..self.table.span() {
+            if let Some(conn) = self.table.remove(at) {
+                self.wheel.clear(at);
+                self.ledger.leave(conn.flow);
+                self.unrate(conn.slot, at, conn.rated);
+            }
+        }
+    }
+
     /// Updates the rankings after a change of a connection.
     fn rate(&mut self, at: u32) {
         let Some(conn) = self.table.get_mut(at) else { return };

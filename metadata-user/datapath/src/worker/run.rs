@@ -107,8 +107,14 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         }
     }
 
-    /// Runs turns until the stop flag is set.
+    /// Runs turns until the stop flag is set, and ends the engine.
     pub(super) fn run(mut self) -> Result<(), WorkerError> {
+        let ended = self.run_turns();
+        self.engine.end();
+        ended
+    }
+
+    fn run_turns(&mut self) -> Result<(), WorkerError> {
         // The default timer slack of 50 µs would double a nap. Naps are longer if it cannot be changed.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut now = self.clock.now();

@@ -57,6 +57,7 @@ enum Event {
     Drain(Duration),
     Resume,
     Spare(bool),
+    End,
     Dropped,
 }
 
@@ -131,6 +132,10 @@ impl Engine for Echo {
 
     fn left(&self) -> usize {
         self.left.load(Ordering::Relaxed)
+    }
+
+    fn end(&mut self) {
+        let _ = self.events.send(Event::End);
     }
 
     fn look(&self, slot: Slot) -> SlotStats {
@@ -340,13 +345,17 @@ fn a_worker_polls_for_its_spin_time_and_sleeps_without_one() {
 }
 
 #[test]
-fn stop_and_drop_end_the_thread_and_free_the_engine() {
+fn stop_and_drop_end_the_thread_and_then_end_and_free_the_engine() {
+    let last = |events: Receiver<Event>| {
+        let all: Vec<_> = events.try_iter().filter(|event| !matches!(event, Event::Step(_))).collect();
+        assert_eq!(all, [Event::End, Event::Dropped]);
+    };
     let Bench { worker, events, .. } = Bench::new(sleeper(), 0);
     worker.stop().expect("a clean end");
-    assert!(events.try_iter().any(|event| event == Event::Dropped));
+    last(events);
     let Bench { worker, events, .. } = Bench::new(sleeper(), 0);
     drop(worker);
-    assert!(events.try_iter().any(|event| event == Event::Dropped));
+    last(events);
 }
 
 #[test]
