@@ -634,6 +634,38 @@ fn an_identity_unbound_during_a_takeover_is_released_after_it() {
 }
 
 #[privileged::test]
+fn a_takeover_that_failed_at_its_last_steps_is_completed_by_the_next_attempt() {
+    let mut node = Bridged::start();
+    let mut old = node.steering.take().expect("it runs");
+    old.bind(&node.name, BOB, 8).expect("bound");
+    let takeover = SteerConfig { adopt: PreviousAgent::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
+    let mut new = start_in(&node.ns, &takeover).expect("the second agent starts");
+    new.attach(&node.name).expect("found");
+    new.unbind(8).expect("deferred");
+    // Nothing can be pinned in place of a directory.
+    let pin = node.bpffs.pins().join("v1/maps/REQUEST_PROGRAM");
+    std::fs::remove_file(&pin).expect("removed");
+    std::fs::create_dir(&pin).expect("a directory");
+    let error = new.take_over_all().expect_err("the directory is in the way");
+    assert!(matches!(error, SteerError::Pins(_)), "{error}");
+    assert!(new.takeover().is_running());
+    let side =
+        |steering: &Steering| steering.maps().inherited_state().expect("readable").map(|agent| agent.side);
+    assert_eq!(side(&new), Some(0));
+    std::fs::remove_dir(&pin).expect("removed");
+    new.take_over_all().expect("taken over");
+    assert!(!new.takeover().is_running());
+    assert_eq!(side(&new), Some(1));
+    assert!(pin.is_file(), "the next agent finds the pin");
+    assert_eq!(new.attachments().bound_on(&node.name), [(ALICE, 7)]);
+    old.leave();
+    let before = steered(&new);
+    ask(&node.from, BOB);
+    ask(&node.from, ALICE);
+    assert_eq!(steered(&new), before + 1);
+}
+
+#[privileged::test]
 fn a_takeover_without_pins_of_a_running_agent_is_refused() {
     let bpffs = Bpffs::mount().expect("a bpffs");
     let ns = Namespace::new("steer").expect("a namespace");

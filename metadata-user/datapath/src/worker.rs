@@ -122,7 +122,8 @@ pub trait Engine: Send + 'static {
     fn left(&self) -> usize {
         0
     }
-    /// Called last, when the worker ends other than by a panic: gives up what other processes see of the engine's state.
+    /// Called last, when the worker ends other than by a panic: gives up what other processes see of the engine's
+    /// state.
     fn end(&mut self) {}
 
     /// Called after each turn with its duration; zero if the turn had no work.

@@ -409,8 +409,8 @@ impl NodeState {
     }
 
     /// Writes everything that is not on disk yet, before the agent ends or hands over. Returns what the disk refused and
-    /// nobody can deliver again. Before this agent takes charge it writes nothing: its view is older than what the running
-    /// agent has written since.
+    /// nobody can deliver again. Before this agent takes charge it writes nothing: its view is older than what the
+    /// running agent has written since.
     pub fn save(&self) -> Option<UnsavedFiles> {
         if !self.in_charge.load(Ordering::Relaxed) {
             return None;

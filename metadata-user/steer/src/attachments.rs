@@ -693,8 +693,8 @@ impl Attachments {
         Ok(())
     }
 
-    /// Replaces the programs of a port that another agent pinned with ours. [`Attachments::follow_guests`] attaches what
-    /// the mode requires.
+    /// Replaces the programs of a port that another agent pinned with ours. [`Attachments::follow_guests`] attaches
+    /// what the mode requires.
     pub(super) fn take_over(&mut self, port: &PortName, maps: &mut Maps) -> Result<(), SteerError> {
         let Some(AttachedPort { cookie, key, device, .. }) = self.ports.get(port) else { return Ok(()) };
         let (cookie, key, device) = (*cookie, *key, *device);

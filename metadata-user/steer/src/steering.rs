@@ -356,8 +356,8 @@ impl Steering {
     /// record, and closing it again rewrite that entry; the programs stay attached throughout.
     ///
     /// # Errors
-    /// [`SteerError::TakingOver`] if another agent still owns the port and has it in the other state. If the kernel refuses
-    /// the entry, or the port's namespace cannot be entered.
+    /// [`SteerError::TakingOver`] if another agent still owns the port and has it in the other state. If the kernel
+    /// refuses the entry, or the port's namespace cannot be entered.
     pub fn set_closed(&mut self, port: &PortName, closed: bool) -> Result<(), SteerError> {
         if self.takeover.is_running() {
             return match self.attachments.is_closed(port) {
@@ -454,9 +454,9 @@ impl Steering {
     }
 
     /// Checks the next [`LOOKS_AT_ONCE`](super::LOOKS_AT_ONCE) ports and switches those whose guests have booted or boot
-    /// again, at most [`SWITCHES_AT_ONCE`](super::SWITCHES_AT_ONCE). Call it every second or two. In the other modes, and
-    /// on a kernel without tcx classifiers, it gives as many ports the program of the mode, if an agent of another mode
-    /// steered them before a takeover. A failed switch is logged once and retried.
+    /// again, at most [`SWITCHES_AT_ONCE`](super::SWITCHES_AT_ONCE). Call it every second or two. In the other modes,
+    /// and on a kernel without tcx classifiers, it gives as many ports the program of the mode, if an agent of another
+    /// mode steered them before a takeover. A failed switch is logged once and retried.
     pub fn follow_guests(&mut self, now: Instant) {
         if !self.takeover.is_running() {
             self.attachments.follow_guests(now, &self.maps);

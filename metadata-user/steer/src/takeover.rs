@@ -67,6 +67,8 @@ pub struct InheritedPorts {
     is_running: bool,
     /// Its ports that have not been attached yet, by namespace and interface index.
     inherited: BTreeMap<PortLocation, InheritedPort>,
+    /// Identities that were unbound here while the other agent owned their ports, until that is done in the kernel.
+    unbound: Vec<(PortName, Mac, Slot)>,
 }
 
 impl InheritedPorts {
@@ -85,7 +87,7 @@ impl InheritedPorts {
 
 impl InheritedPorts {
     pub(super) fn new(is_running: bool) -> Self {
-        Self { is_running, inherited: BTreeMap::new() }
+        Self { is_running, inherited: BTreeMap::new(), unbound: Vec::new() }
     }
 
     /// True if a port of the previous agent is on this device.
@@ -406,7 +408,8 @@ fn release(
 
 // Ports of an agent that still runs.
 impl InheritedPorts {
-    /// Takes all ports over from the agent that is still running, including ports it added since the start.
+    /// Takes all ports over from the agent that is still running, including ports it added since the start. They are
+    /// ours once every step has succeeded: another call after an error takes all steps again.
     pub(super) fn take_over_all(
         &mut self,
         hubs: &Hubs,
@@ -416,7 +419,8 @@ impl InheritedPorts {
         if !self.is_running {
             return Ok(());
         }
-        let unbound = attachments.unbound_meanwhile();
+        // The bindings that are read next no longer show them.
+        self.unbound.append(&mut attachments.unbound_meanwhile());
         self.reread(attachments, maps)?;
         attachments.take_over_stubs()?;
         maps.serve()?;
@@ -428,15 +432,17 @@ impl InheritedPorts {
             attachments.take_over(&port, maps)?;
         }
         self.bindings().into_iter().try_for_each(|binding| redirect(binding, hubs, maps))?;
-        self.is_running = false;
         for port in attachments.names() {
             attachments.enter_home(&port, maps)?;
         }
-        for (port, mac, slot) in unbound {
-            attachments.unbind_now(&port, mac, slot, maps)?;
+        for (port, mac, slot) in &self.unbound {
+            attachments.unbind_now(port, *mac, *slot, maps)?;
         }
         attachments.pin_own_maps()?;
-        maps.set_inherited_state(hubs.side())
+        maps.set_inherited_state(hubs.side())?;
+        self.unbound.clear();
+        self.is_running = false;
+        Ok(())
     }
 
     /// Ends the special treatment of connections that the departed agent had claimed.

@@ -299,8 +299,8 @@ pub trait AckLedger {
     /// Records the end of a connection: withdraws it and ends [`hold`](Self::hold). Called once for each `hold`, unless
     /// [`leave`](Self::leave) is.
     fn release(&mut self, flow: Flow);
-    /// Ends [`hold`](Self::hold) because the stack ends. A posted connection stays posted: the kernel receives the guest's
-    /// FIN also afterwards.
+    /// Ends [`hold`](Self::hold) because the stack ends. A posted connection stays posted: the kernel receives the
+    /// guest's FIN also afterwards.
     fn leave(&mut self, flow: Flow) {
         self.release(flow);
     }

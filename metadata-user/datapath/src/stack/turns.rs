@@ -290,8 +290,8 @@ impl<S: Service, L: AckLedger> Stack<S, L> {
         self.wheel.clear(self.port_timer(slot));
     }
 
-    /// Leaves all connections, because the stack ends: the kernel answers SYNs with their ledger entries again. Nothing is
-    /// sent. Call it last.
+    /// Leaves all connections, because the stack ends: the kernel answers SYNs with their ledger entries again. Nothing
+    /// is sent. Call it last.
     pub fn end(&mut self) {
         for at in 0..self.table.span() {
             if let Some(conn) = self.table.remove(at) {
