@@ -76,8 +76,12 @@ pub(crate) fn load(facts: &Facts, wanted: &Wanted) -> LoadPlan {
     let pid = pid(facts);
     plan.before.push(step(says, include_str!("scripts/doctor.sh"), &[used, &pid], Input::Nothing));
     if is_new {
-        let kept =
-            if facts.config { format!(" (the present one becomes {CONFIG}.previous)") } else { "".into() };
+        // As with the binary, the script says which case it is.
+        let kept = if facts.config {
+            format!("; if the present one differs, it becomes {CONFIG}.previous")
+        } else {
+            "".into()
+        };
         let says = format!("put the configuration in place as {CONFIG}{kept}");
         plan.before.push(step(says, include_str!("scripts/configure.sh"), &[], Input::Nothing));
     }

@@ -187,6 +187,26 @@ fn a_load_keeps_the_binary_before_only_if_it_differs() {
 }
 
 #[test]
+fn a_load_keeps_the_configuration_before_only_if_it_differs() {
+    let previous = format!("{}.previous", plan::CONFIG);
+    // A load that failed after this step, and is run again, finds its own configuration in place.
+    for (present, kept, said) in [("hub: a\n", "hub: a\n", ""), ("api: {}\n", "hub: b\n", "does not become")]
+    {
+        let node = Node::new();
+        node.write(plan::CONFIG, present);
+        node.write(&previous, "hub: b\n");
+        node.stage(AGENT, "given");
+        let printed = node.runs(include_str!("scripts/configure.sh"), &[], "");
+        assert!(printed.contains(said) && printed.is_empty() == said.is_empty(), "{present:?}: {printed}");
+        let text = |place: &str| fs::read_to_string(node.at(place)).expect("a configuration");
+        assert_eq!([text(plan::CONFIG), text(&previous)], ["api: {}\n", kept], "{present:?}");
+        // A failure later on leaves both as they were.
+        node.undo("");
+        assert_eq!([text(plan::CONFIG), text(&previous)], [present, "hub: b\n"], "{present:?}");
+    }
+}
+
+#[test]
 fn a_host_is_known_by_its_pid_file_after_its_agent_has_ended() {
     let node = Node::new();
     let facts = || node.runs(include_str!("scripts/facts.sh"), &[], "");
