@@ -323,7 +323,63 @@ pub(crate) fn run_on_overlay(root: &Path, files: &[&Path], scripts: &Scripts<'_>
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::process::Command;
+
     use super::entry;
+
+    /// Runs a script of a package with the argument `word` in a directory that stands for a system, which has a
+    /// configuration if `config` says whether the agent can read it. Returns the calls of programs that do nothing there.
+    fn calls(script: &str, word: &str, config: Option<bool>) -> Vec<String> {
+        let room = tempfile::tempdir().expect("a directory");
+        let (top, told) = (room.path().display(), room.path().join("told"));
+        for directory in ["bin", "etc/xdp-imds", "run/systemd/system"] {
+            fs::create_dir_all(room.path().join(directory)).expect("a directory");
+        }
+        if let Some(is_good) = config {
+            let text = if is_good { "pins: /sys/fs/bpf/another\n" } else { "unknown\n" };
+            fs::write(room.path().join("etc/xdp-imds/config.yaml"), text).expect("a configuration");
+        }
+        for program in ["systemctl", "xdp-imds"] {
+            let text = format!(
+                "#!/bin/sh\necho \"{program} $*\" >> '{}'\n[ \"$2\" != --config ] || grep -q pins \"$3\"\n",
+                told.display()
+            );
+            let path = room.path().join("bin").join(program);
+            fs::write(&path, text).expect("a program");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a program");
+        }
+        let text = script
+            .replace("=/etc/", &format!("={top}/etc/"))
+            .replace("/run/systemd", &format!("{top}/run/systemd"));
+        let status = Command::new("/bin/sh")
+            .args(["-c", &text, "sh", word])
+            .env("PATH", format!("{top}/bin:/usr/bin:/bin"))
+            .status()
+            .expect("a shell");
+        assert!(status.success(), "{word} {config:?}: {status}");
+        let told = fs::read_to_string(told).unwrap_or_default().replace(&top.to_string(), "");
+        told.lines().filter(|line| !line.contains("disable")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_removal_of_a_package_opens_the_taps_of_the_configured_pins() {
+        let configured = "xdp-imds release --config /etc/xdp-imds/config.yaml";
+        for (script, removal, upgrade) in [
+            (include_str!("../../../deploy/deb/scripts/prerm"), "remove", "upgrade"),
+            (include_str!("../../../deploy/rpm/scripts/preun"), "0", "1"),
+        ] {
+            for (config, expected) in [
+                (Some(true), &[configured][..]),
+                (Some(false), &[configured, "xdp-imds release"]),
+                (None, &["xdp-imds release"]),
+            ] {
+                assert_eq!(calls(script, removal, config), expected, "{removal} {config:?}");
+                assert_eq!(calls(script, upgrade, config), Vec::<String>::new(), "{upgrade} {config:?}");
+            }
+        }
+    }
 
     #[test]
     fn a_line_of_the_package_is_path_mode_and_owner() {
