@@ -382,6 +382,14 @@ mod tests {
     }
 
     #[test]
+    fn an_upgrade_by_rpm_starts_the_new_agent_by_the_new_unit() {
+        let postun = include_str!("../../../deploy/rpm/scripts/postun");
+        let expected = ["systemctl daemon-reload", "systemctl try-restart xdp-imds.service"];
+        assert_eq!(calls(postun, "1", Some(true)), expected);
+        assert_eq!(calls(postun, "0", Some(true)), Vec::<String>::new(), "a removal");
+    }
+
+    #[test]
     fn a_line_of_the_package_is_path_mode_and_owner() {
         let line = "-rwxr-xr-x 0/0        31488728 2026-11-21 00:00 ./usr/bin/xdp-imds";
         assert_eq!(entry(line), Some(("./usr/bin/xdp-imds", ("-rwxr-xr-x", "0/0"))));
