@@ -108,7 +108,7 @@ fn stage(source: &Source) -> HostStep {
     let to = format!("{LIB}/next");
     match source {
         Source::Previous => {
-            let says = format!("copy {LIB}/previous, the binary before the present one, to {to}");
+            let says = format!("copy the binary before the present one to {to}");
             step(says, include_str!("scripts/stage_previous.sh"), &[], Input::Nothing)
         }
         Source::File(file) => {

@@ -187,6 +187,32 @@ fn a_load_keeps_the_binary_before_only_if_it_differs() {
 }
 
 #[test]
+fn a_rollback_goes_back_to_the_binary_before_the_one_that_runs() {
+    // A load may end between the takeover and the step that puts the new binary in place.
+    for (is_in_place, expected) in [(true, OTHER), (false, AGENT)] {
+        let node = Node::new();
+        let next = format!("{}/next/xdp-imds", plan::LIB);
+        node.write(plan::BINARY, AGENT);
+        node.write(&format!("{}/previous", plan::LIB), OTHER);
+        node.write(&next, "");
+        // A program that runs until its standard input ends.
+        fs::copy("/bin/sh", node.at(&next)).expect("an agent");
+        if is_in_place {
+            fs::copy("/bin/sh", node.at(plan::BINARY)).expect("a binary");
+        }
+        let mut agent = Command::new(node.at(&next));
+        let mut agent = agent.args(["-c", "read -r _; :"]).stdin(Stdio::piped()).spawn().expect("a process");
+        node.write(plan::PID_FILE, &format!("{}\n", agent.id()));
+        let facts = node.runs(include_str!("scripts/facts.sh"), &[], "");
+        node.runs(include_str!("scripts/stage_previous.sh"), &[], "");
+        drop(agent.stdin.take());
+        agent.wait().expect("its end");
+        assert!(facts.contains("\nprevious="), "{is_in_place}: {facts}");
+        assert_eq!(fs::read_to_string(node.at(&next)).expect("a binary"), expected, "{is_in_place}");
+    }
+}
+
+#[test]
 fn a_load_keeps_the_configuration_before_only_if_it_differs() {
     let previous = format!("{}.previous", plan::CONFIG);
     // A load that failed after this step, and is run again, finds its own configuration in place.

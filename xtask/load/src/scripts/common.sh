@@ -26,6 +26,21 @@ recorded() {
     [ "$(cat "/proc/$number/comm" 2>/dev/null)" = xdp-imds ] && is_alive "$number" && echo "$number"
 }
 
+# Prints the binary before the present one, if there is one. That is $lib/previous; but while the agent of a load runs that
+# ended before its binary was put in place, it is $binary.
+earlier() {
+    if has_systemd; then number=$(main_of "$bridge"); else number=$(recorded) || number=0; fi
+    case $(readlink "/proc/$number/exe" 2>/dev/null) in
+    "$lib"/next/*)
+        if [ -x "$binary" ] && ! cmp -s "/proc/$number/exe" "$binary"; then
+            echo "$binary"
+            return 0
+        fi
+        ;;
+    esac
+    if [ -x "$lib/previous" ]; then echo "$lib/previous"; fi
+}
+
 # Makes an empty $lib/next. The file `made` in it says that no load had made $lib before.
 empty_next() {
     made=yes

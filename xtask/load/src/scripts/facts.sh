@@ -20,7 +20,8 @@ for file in /usr/bin/xdp-imds /lib/systemd/system/xdp-imds.service /usr/lib/syst
     fi
 done
 if [ -x "$binary" ]; then echo "version=$("$binary" --version || echo unknown)"; fi
-if [ -x "$lib/previous" ]; then echo "previous=$("$lib/previous" --version || echo unknown)"; fi
+previous=$(earlier)
+if [ -n "$previous" ]; then echo "previous=$("$previous" --version || echo unknown)"; fi
 if [ -e "$unit" ]; then
     if grep -q "$mark" "$unit"; then echo unit=ours; else echo unit=foreign; fi
 fi
