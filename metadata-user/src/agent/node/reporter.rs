@@ -200,14 +200,12 @@ impl Reporter {
                     .troubles
                     .push("there is no key for identity tokens: add one to `identity.keys`".into());
             }
-            let left = identity.certificate_expires.map(|expires| expires.saturating_sub(unix_now()) / DAY);
-            if let Some(days) = left.filter(|days| *days < CERTIFICATE_DAYS) {
-                status.troubles.push(format!(
-                    "the certificate for signed documents expires in {}: replace the files of \
-                     `identity.certificate`",
-                    counted(days, "day")
-                ));
-            }
+            let expiry = identity.certificate_expires.and_then(|expires| expiry(expires, unix_now()));
+            status.troubles.extend(expiry.map(|expiry| {
+                format!(
+                    "the certificate for signed documents {expiry}: replace the files of `identity.certificate`"
+                )
+            }));
         }
         let mismatches = view.mac_mismatches();
         let listed = mismatches.iter().take(LISTED_COMPLAINTS);
@@ -330,6 +328,15 @@ fn share(ShareReport { limit, used, most, refusals, top }: ShareReport) -> Share
         most: most as u64,
         refused: refusals,
         tenants: tenants.collect(),
+    }
+}
+
+/// Says of a certificate until `expires` that it has expired, or that it will soon. Both times are in Unix seconds.
+fn expiry(expires: u64, now: u64) -> Option<String> {
+    match expires.checked_sub(now).map(|left| left / DAY) {
+        None => Some("has expired".into()),
+        Some(days) if days < CERTIFICATE_DAYS => Some(format!("expires in {}", counted(days, "day"))),
+        Some(_) => None,
     }
 }
 
@@ -461,7 +468,22 @@ mod tests {
 
     use metadata_datapath::worker::LoopStats;
 
-    use super::Loads;
+    use super::{DAY, Loads, expiry};
+
+    #[test]
+    fn a_certificate_is_complained_of_before_it_expires_and_afterwards() {
+        let now = 1_000 * DAY;
+        for (expires, expected) in [
+            (now + 14 * DAY, None),
+            (now + 14 * DAY - 1, Some("expires in 13 days")),
+            (now + DAY, Some("expires in 1 day")),
+            (now, Some("expires in 0 days")),
+            (now - 1, Some("has expired")),
+            (0, Some("has expired")),
+        ] {
+            assert_eq!(expiry(expires, now).as_deref(), expected, "{expires}");
+        }
+    }
 
     #[test]
     fn a_load_covers_the_time_between_two_readings_and_is_0_before_them() {

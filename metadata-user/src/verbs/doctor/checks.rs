@@ -181,13 +181,15 @@ fn keys_check(directory: &Path, algorithm: Algorithm, keys: &Result<IdentityKeyF
     }
 }
 
-fn certificate_check(certificate: &Result<u64, String>) -> Check {
+fn certificate_check(certificate: &Result<Option<u64>, String>) -> Check {
     let name = "identity.certificate";
     match certificate {
-        Ok(days) if *days >= CERTIFICATE_DAYS => Check::ok(name, format!("valid for {}", count_days(*days))),
+        Ok(Some(days)) if *days >= CERTIFICATE_DAYS => {
+            Check::ok(name, format!("valid for {}", count_days(*days)))
+        }
         Ok(days) => Check::warn(
             name,
-            format!("expires in {}", count_days(*days)),
+            days.map_or_else(|| "has expired".to_owned(), |days| format!("expires in {}", count_days(days))),
             format!("a certificate that is valid for {CERTIFICATE_DAYS} days or longer"),
             "Replace the files of `identity.certificate`. A running signer reads them again",
         ),

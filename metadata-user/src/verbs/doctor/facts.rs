@@ -48,8 +48,9 @@ pub struct IssuerFacts {
     pub algorithm: Algorithm,
     /// The keys that the signer can use, or the reason why there are none.
     pub keys: Result<IdentityKeyFacts, String>,
-    /// Days until the certificate for documents expires, or the reason why it cannot be used; `None` without one.
-    pub certificate: Option<Result<u64, String>>,
+    /// Days until the certificate for documents expires, `None` if it has expired, or the reason why it cannot be used;
+    /// `None` without one.
+    pub certificate: Option<Result<Option<u64>, String>>,
 }
 
 /// The keys of identity tokens in their directory.

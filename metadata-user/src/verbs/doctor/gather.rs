@@ -144,7 +144,7 @@ fn identity(config: &IdentityConfig) -> IssuerFacts {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let certificate = config.certificate.clone().map(|files| {
         let own = OwnCertificate::read(files).map_err(|error| error.to_string())?;
-        Ok(own.loaded().until().saturating_sub(now) / DAY)
+        Ok(own.loaded().until().checked_sub(now).map(|left| left / DAY))
     });
     IssuerFacts {
         directory: config.keys.clone(),

@@ -147,7 +147,7 @@ fn healthy() -> Facts {
             directory: "/some/keys".into(),
             algorithm: Algorithm::Es256,
             keys: Ok(IdentityKeyFacts { count: 2, skipped: Vec::new(), made_here: false }),
-            certificate: Some(Ok(30)),
+            certificate: Some(Ok(Some(30))),
         }),
     }
 }
@@ -625,10 +625,17 @@ fn keys_and_certificate_of_identity_tokens_are_checked() {
         ),
         (
             "the last days of the certificate",
-            |f| issuer(f).certificate = Some(Ok(13)),
+            |f| issuer(f).certificate = Some(Ok(Some(13))),
             "identity.certificate",
             Warn,
             &["expires in 13 days", "Replace the files"],
+        ),
+        (
+            "a certificate that has expired",
+            |f| issuer(f).certificate = Some(Ok(None)),
+            "identity.certificate",
+            Warn,
+            &["has expired", "Replace the files"],
         ),
     ]);
 }
