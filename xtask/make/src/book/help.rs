@@ -348,7 +348,26 @@ fn split(line: &str) -> Vec<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::{commands, listed};
+
+    #[test]
+    fn no_page_puts_a_secret_into_the_arguments_of_kubectl() {
+        for page in [
+            "deploy/README.md",
+            "deploy/kustomize/base/secret.yaml",
+            "docs/src/operate/identity.md",
+            "docs/src/operate/kubevirt.md",
+        ] {
+            let text = fs::read_to_string(shell::top().join(page)).expect(page).replace("\\\n", " ");
+            let patches: Vec<_> = text.lines().filter(|line| line.contains("patch secret")).collect();
+            assert!(!patches.is_empty(), "{page}");
+            // A patch without a value of the shell removes a key by its name.
+            let shows = |line: &&&str| line.contains(" -p ") && line.contains('$');
+            assert_eq!(patches.iter().find(shows), None, "{page}");
+        }
+    }
 
     #[test]
     fn verbs_are_those_below_commands_without_help() {
