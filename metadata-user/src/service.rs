@@ -20,8 +20,9 @@ use metadata_common::addresses;
 use metadata_common::addresses::Connection;
 use metadata_common::time::Now;
 use metadata_content::account::{Account, Resource};
+use metadata_content::dialect;
 use metadata_content::http::parse::path_in;
-use metadata_content::http::{Method, Request, Response, StatusCode};
+use metadata_content::http::{Request, Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
 use metadata_content::store::{Datasource, Host, LiveOutcome, ParkedCall, RequestHint, Responses, SlotState};
@@ -112,9 +113,10 @@ impl AnswerSource for OnDemand {
     ) -> (Answer, AnswerOrigin) {
         match self.store().get(connection.slot) {
             SlotState::Ready(responses) => {
-                // The limit exempts PUT: a client whose PUT for a token fails gives up its datasource for good. It
-                // exempts a parked request because that was counted when it arrived.
-                let free = request.method == Method::Put || parked.is_some();
+                // The limit exempts requests for tokens: a client whose PUT for a token fails gives up its datasource
+                // for good. It exempts a parked request because that was counted when it arrived.
+                let host = Host::at(connection.local);
+                let free = parked.is_some() || dialect::asks_for_token(host, request);
                 if !free && !self.store().admit(connection.slot, responses.limit(), now.mono) {
                     let origin = AnswerOrigin { datasource: Datasource::NONE, responses: Some(responses) };
                     return (Answer::TooMany, origin);

@@ -435,25 +435,54 @@ fn every_path_follows_the_vm_from_expected_to_served_to_removed() {
     }
 }
 
-#[test]
-fn a_vm_above_its_rate_waits_its_turn_and_gets_429_if_it_waits_too_long() {
-    const ASKED: u16 = 10;
+/// A guest whose VM has this limit and one path.
+fn limited(limit: RequestLimit) -> World<MetadataService> {
     let content = Arc::new(OnDemand::new(Store::new(1)));
-    let stack = Stack::new(StackConfig::default(), MetadataService::new(Arc::clone(&content)));
-    let mut world = World::new(stack, Client::new(0, Habits::default()), Faults::NONE, 0);
     let mut limited = Responses::builder(VmState::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
-    limited.limit(RequestLimit { per_second: 1, burst: 2 });
+    limited.limit(limit);
     let answer = Endpoint::Fixed(Response::new(StatusCode(200), None, &[], "x"));
     limited.add(Host::Metadata, "/", Route::new("test", answer));
     content.store().publish(0, Arc::new(limited.build())).expect("there is slot 0");
+    let stack = Stack::new(StackConfig::default(), MetadataService::new(content));
+    World::new(stack, Client::new(0, Habits::default()), Faults::NONE, 0)
+}
+
+fn bare_put(path: &str) -> Vec<u8> {
+    format!("PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").into_bytes()
+}
+
+#[test]
+fn of_all_requests_only_those_for_tokens_do_not_count_against_the_rate() {
+    let mut world = limited(RequestLimit { per_second: 1, burst: 1 });
+    let first = world.client.begin(40_000, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+    world.wait(Duration::from_millis(10));
+    assert_eq!(responses(&world.client.talks[first].received, &[])[0].status, 200);
+    for (port, path, is_answered) in [
+        (50_000, "/latest/api/token", true),
+        (50_001, "/ec2/latest/api/token", true),
+        (50_002, "/v1/token", true),
+        (50_003, "/", false),
+        (50_004, "/api/token", false),
+        (50_005, "/computeMetadata/v1/instance/guest-attributes/a/b", false),
+    ] {
+        let talk = world.client.begin(port, &bare_put(path));
+        world.wait(Duration::from_millis(10));
+        assert_eq!(!world.client.talks[talk].received.is_empty(), is_answered, "PUT {path}");
+    }
+}
+
+#[test]
+fn a_vm_above_its_rate_waits_its_turn_and_gets_429_if_it_waits_too_long() {
+    const ASKED: u16 = 10;
+    let mut world = limited(RequestLimit { per_second: 1, burst: 2 });
     let talks: Vec<_> =
         (0..ASKED).map(|n| world.client.begin(40_000 + n, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")).collect();
     world.wait(Duration::from_secs(3));
     let early = talks.iter().filter(|talk| !world.client.talks[**talk].received.is_empty()).count();
     assert!((4..=5).contains(&early), "two at once and then one per second, not {early}");
-    let put = world.client.begin(50_000, b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n");
+    let put = world.client.begin(50_000, &bare_put("/latest/api/token"));
     world.wait(Duration::from_millis(10));
-    assert_eq!(responses(&world.client.talks[put].received, &[])[0].status, 405, "a PUT never waits");
+    assert_eq!(responses(&world.client.talks[put].received, &[])[0].status, 404, "a token never waits");
     world.wait(Duration::from_secs(2));
     let mut refused = 0;
     for talk in talks {

@@ -77,6 +77,7 @@ mod tests;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use crate::http::Request;
 use crate::record::{self, Dialects, Record};
 use crate::store::path::Canonical;
 use crate::store::{Host, Interner, RequestLimit, Responses, UnrenderedDialects, VmState};
@@ -243,6 +244,12 @@ pub fn computation_timeout(path: &str) -> Duration {
     let mounts = DIALECTS.iter().flat_map(|row| row.dialect.mounts);
     let longest = mounts.filter(|mount| mount.holds(path)).max_by_key(|mount| mount.path.len());
     longest.map_or(PATIENCE, |mount| mount.patience)
+}
+
+/// Returns whether the request asks for a session token of any dialect. Its path is normalised.
+#[must_use]
+pub fn asks_for_token(host: Host, request: &Request<'_>) -> bool {
+    tokens::is_asked_for(host, request)
 }
 
 /// Renders all answers for a VM. Paths of dialects not in `serve.dialects` are left out.

@@ -226,13 +226,14 @@ impl Mailbox {
         if bytes.len() > PASSWORD_BYTES {
             return Err(PasswordRefused::TooLarge);
         }
-        self.kept.try_change(|state| match &state.posted_password {
+        let posted = self.kept.try_change(|state| match &state.posted_password {
             Some(_) => Err(PasswordRefused::AlreadySet),
             None => {
                 state.posted_password = Some(Base64(Bytes::copy_from_slice(bytes)));
                 Ok(true)
             }
-        })
+        });
+        posted.map(|_| ())
     }
 
     /// Returns the password that the guest posted; empty if it posted none.
@@ -259,21 +260,27 @@ impl Mailbox {
     /// Returns a guest attribute; `None` if it is not set.
     #[must_use]
     pub fn attribute(&self, namespace: &str, key: &str) -> Option<Bytes> {
-        self.kept.read(|state| state.attributes.get(namespace, key))
+        self.attribute_value(namespace, key).map(|value| value.bytes)
     }
 
-    /// Sets a guest attribute.
+    /// Returns a guest attribute with its hash; `None` if it is not set.
+    #[must_use]
+    pub fn attribute_value(&self, namespace: &str, key: &str) -> Option<AttributeValue> {
+        self.kept.read(|state| state.attributes.get(namespace, key).cloned())
+    }
+
+    /// Sets a guest attribute. Returns false if it already had this value.
     ///
     /// # Errors
     /// [`AttributeRefused`] if a limit would be exceeded; the attribute then does not change.
-    pub fn set_attribute(&self, namespace: &str, key: &str, bytes: &[u8]) -> Result<(), AttributeRefused> {
+    pub fn set_attribute(&self, namespace: &str, key: &str, bytes: &[u8]) -> Result<bool, AttributeRefused> {
         self.kept.try_change(|state| state.attributes.set(namespace, key, bytes))
     }
 
     /// Removes a guest attribute; returns false if there was none.
     #[must_use = "the guest's status depends on it"]
     pub fn delete_attribute(&self, namespace: &str, key: &str) -> bool {
-        let removed: Result<(), ()> =
+        let removed: Result<bool, ()> =
             self.kept.try_change(|state| state.attributes.remove(namespace, key).then_some(true).ok_or(()));
         removed.is_ok()
     }
@@ -298,11 +305,12 @@ impl Mailbox {
         if bytes.len() > DOCUMENT_BYTES {
             return Err(DocumentTooLarge);
         }
-        self.kept.try_change(|state| {
+        self.kept.change_if(|state| {
             let bytes = Base64(Bytes::copy_from_slice(bytes));
             let before = state.documents.insert(document, bytes.clone());
-            Ok(before != Some(bytes))
-        })
+            before != Some(bytes)
+        });
+        Ok(())
     }
 
     /// Returns a document that the guest wrote; `None` if it wrote none.
@@ -397,27 +405,27 @@ impl StoredMailbox {
 
     /// `change` returns whether the state has to be saved.
     fn change_if(self: &Arc<Self>, change: impl FnOnce(&mut MailboxState) -> bool) {
-        let changed: Result<(), std::convert::Infallible> = self.try_change(|state| Ok(change(state)));
+        let changed: Result<bool, std::convert::Infallible> = self.try_change(|state| Ok(change(state)));
         match changed {
-            Ok(()) => {}
+            Ok(_) => {}
         }
     }
 
-    /// `change` returns whether the state has to be saved.
+    /// `change` returns whether the state has to be saved. Returns the same.
     fn try_change<E>(
         self: &Arc<Self>,
         change: impl FnOnce(&mut MailboxState) -> Result<bool, E>,
-    ) -> Result<(), E> {
+    ) -> Result<bool, E> {
         let mut changing = locked(&self.changing);
         if !change(&mut changing.state)? {
-            return Ok(());
+            return Ok(false);
         }
         changing.revision += 1;
         drop(changing);
         if let Some(saver) = self.saver.as_ref().filter(|_| !self.queued.swap(true, Ordering::AcqRel)) {
             saver(Arc::clone(self));
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Replaces the state by the content that another agent wrote to the file.
@@ -527,18 +535,47 @@ pub enum AttributeRefused {
     Full,
 }
 
+/// The value of an attribute. It is hashed once, when it is set: each write makes all parked requests of the VM look at
+/// the values they wait for.
+#[derive(Clone)]
+pub struct AttributeValue {
+    /// The value.
+    pub bytes: Bytes,
+    /// The first 64 bits of its SHA-256.
+    pub hash: u64,
+}
+
+impl AttributeValue {
+    fn new(bytes: Bytes) -> Self {
+        let [a, b, c, d, e, f, g, h, ..] = <[u8; 32]>::from(Sha256::digest(&bytes));
+        Self { bytes, hash: u64::from_be_bytes([a, b, c, d, e, f, g, h]) }
+    }
+}
+
+impl Serialize for AttributeValue {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Base64(self.bytes.clone()).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for AttributeValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Base64::deserialize(deserializer).map(|Base64(bytes)| Self::new(bytes))
+    }
+}
+
 /// The attributes of one VM.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 struct Attributes {
-    namespaces: BTreeMap<String, BTreeMap<String, Base64>>,
+    namespaces: BTreeMap<String, BTreeMap<String, AttributeValue>>,
     #[serde(skip)]
     version: u64,
 }
 
 impl Attributes {
-    fn get(&self, namespace: &str, key: &str) -> Option<Bytes> {
-        self.namespaces.get(namespace)?.get(key).map(|bytes| bytes.0.clone())
+    fn get(&self, namespace: &str, key: &str) -> Option<&AttributeValue> {
+        self.namespaces.get(namespace)?.get(key)
     }
 
     /// Returns whether the value changed.
@@ -549,8 +586,8 @@ impl Attributes {
         if bytes.len() > ATTRIBUTE_BYTES {
             return Err(AttributeRefused::TooLarge);
         }
-        match self.namespaces.get(namespace).and_then(|keys| keys.get(key)) {
-            Some(before) if before.0 == bytes => return Ok(false),
+        match self.get(namespace, key) {
+            Some(before) if before.bytes == bytes => return Ok(false),
             None if self.len() >= ATTRIBUTES_PER_VM => return Err(AttributeRefused::Full),
             _ => {}
         }
@@ -558,8 +595,8 @@ impl Attributes {
         if others + namespace.len() + key.len() + bytes.len() > ATTRIBUTES_BYTES_PER_VM {
             return Err(AttributeRefused::TooMuch);
         }
-        let bytes = Base64(Bytes::copy_from_slice(bytes));
-        self.namespaces.entry(namespace.to_owned()).or_default().insert(key.to_owned(), bytes);
+        let value = AttributeValue::new(Bytes::copy_from_slice(bytes));
+        self.namespaces.entry(namespace.to_owned()).or_default().insert(key.to_owned(), value);
         self.version += 1;
         Ok(true)
     }
@@ -587,7 +624,7 @@ impl Attributes {
     }
 
     fn list(&self) -> Vec<(String, Vec<String>)> {
-        let named = |(namespace, keys): (&String, &BTreeMap<String, Base64>)| {
+        let named = |(namespace, keys): (&String, &BTreeMap<String, AttributeValue>)| {
             (namespace.clone(), keys.keys().cloned().collect())
         };
         self.namespaces.iter().map(named).collect()
@@ -600,13 +637,13 @@ impl Attributes {
     /// Returns the bytes of all attributes, names included.
     fn bytes(&self) -> usize {
         let each = self.namespaces.iter().flat_map(|(namespace, keys)| {
-            keys.iter().map(|(key, bytes)| namespace.len() + key.len() + bytes.0.len())
+            keys.iter().map(|(key, value)| namespace.len() + key.len() + value.bytes.len())
         });
         each.sum()
     }
 
     fn bytes_of(&self, namespace: &str, key: &str) -> usize {
-        self.get(namespace, key).map_or(0, |bytes| namespace.len() + key.len() + bytes.len())
+        self.get(namespace, key).map_or(0, |value| namespace.len() + key.len() + value.bytes.len())
     }
 
     fn len(&self) -> usize {

@@ -26,7 +26,7 @@ use crate::token::TokenKind;
 
 pub(super) static DIALECT: Description = Description::new(
     &[
-        Mount::open("/v1/token"),
+        Mount::open(tokens::AKAMAI_PATH),
         Mount::open("/v1/instance").needs(AccessCondition::Token(TOKEN)),
         Mount::open("/v1/network").needs(AccessCondition::Token(TOKEN)),
         Mount::open("/v1/ssh-keys").needs(AccessCondition::Token(TOKEN)),
@@ -45,7 +45,7 @@ static HAS_TOKEN: LazyLock<[RequestGuard; 1]> =
 
 fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     let mint = SessionTokenIssuer { hop_limit: record.serve.hop_limit.get() };
-    routes.live("/v1/token", Methods::of(&[Method::Put]), &*UNPROXIED, mint);
+    routes.live(tokens::AKAMAI_PATH, Methods::of(&[Method::Put]), &*UNPROXIED, mint);
     for (path, document) in [
         ("/v1/instance", instance(record)),
         ("/v1/network", network(record)),

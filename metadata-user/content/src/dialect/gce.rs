@@ -35,7 +35,7 @@ use super::{AccessCondition, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Body, Method, Request, Response, StatusCode};
 use crate::identity::{CloudClaims, IssuedToken, SigningRequest, TokenRefusal, VmIssuer};
-use crate::mailbox::{AttributeRefused, Mailbox};
+use crate::mailbox::{AttributeRefused, AttributeValue, Mailbox};
 use crate::record;
 use crate::record::Record;
 use crate::record::identity::Audience;
@@ -132,11 +132,9 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
 
 /// The metadata server of one VM.
 struct Server {
-    document: JsonDocument,
+    document: HashedDocument,
     /// The attributes for cloud-init, if they differ.
-    for_cloud_init: Option<JsonDocument>,
-    /// Ranges of long subtrees in the document, with their hashes once computed.
-    long: Box<[(Range<usize>, OnceLock<Etag>)]>,
+    for_cloud_init: Option<HashedDocument>,
     /// User-data that is text, unescaped; shared with other dialects.
     user_data: Option<Bytes>,
     /// The source of the user-data has not been read yet.
@@ -144,6 +142,30 @@ struct Server {
     token: Option<Token>,
     /// Tokens of the node's issuer, for an account that has none of its own.
     issued: Option<GceTokenFormats>,
+}
+
+/// A document, and the hashes of its long subtrees.
+struct HashedDocument {
+    document: JsonDocument,
+    /// Ranges of long subtrees in the document, with their hashes once computed.
+    long: Box<[(Range<usize>, OnceLock<Etag>)]>,
+}
+
+impl HashedDocument {
+    fn new(document: JsonDocument) -> Self {
+        let mut long = Vec::new();
+        find_long(document.root(), &mut long);
+        Self { document, long: long.into() }
+    }
+
+    /// Returns the hash of a node of the document.
+    fn etag(&self, node: DocumentNode<'_>) -> Etag {
+        let span = node.span();
+        match self.long.iter().find(|(long, _)| *long == span) {
+            Some((_, etag)) => *etag.get_or_init(|| Etag::of(&node.json())),
+            None => Etag::of(&node.json()),
+        }
+    }
 }
 
 /// The service account's token, and its expiry in Unix seconds.
@@ -162,10 +184,9 @@ impl fmt::Debug for Server {
 impl Server {
     fn new(record: &Record, routes: &mut RouteBuilder<'_>) -> Self {
         let tree = tree::whole(record, routes.events());
-        let document = routes.document(&tree);
-        let for_cloud_init = tree::for_cloud_init(record).map(|tree| routes.document(&tree));
-        let mut long = Vec::new();
-        find_long(document.root(), &mut long);
+        let document = HashedDocument::new(routes.document(&tree));
+        let for_cloud_init =
+            tree::for_cloud_init(record).map(|tree| HashedDocument::new(routes.document(&tree)));
         let bytes = record.user_data.as_ref().and_then(record::vm::Payload::bytes);
         let account = record.credentials.service_account.as_ref();
         let token = account.and_then(|account| account.token.as_ref());
@@ -174,21 +195,12 @@ impl Server {
             issued: issuer.map(|issuer| GceTokenFormats::new(record, issuer)),
             document,
             for_cloud_init,
-            long: long.into(),
             user_data: bytes.filter(|o| std::str::from_utf8(o).is_ok()).map(|o| routes.bytes(o)),
             unread: record.user_data.as_ref().is_some_and(|payload| payload.bytes().is_none()),
             token: token.and_then(|token| {
                 let expires_unix = token.expires.as_ref()?.unix_seconds();
                 Some(Token { text: token.text.clone()?, expires_unix })
             }),
-        }
-    }
-
-    fn etag(&self, node: DocumentNode<'_>) -> Etag {
-        let span = node.span();
-        match self.long.iter().find(|(long, _)| *long == span) {
-            Some((_, etag)) => *etag.get_or_init(|| Etag::of(&node.json())),
-            None => Etag::of(&node.json()),
         }
     }
 
@@ -206,8 +218,8 @@ impl Server {
         self.view_in(&self.document, path)
     }
 
-    fn view_in<'d>(&'d self, document: &'d JsonDocument, path: &[&str]) -> Option<TreeView<'d>> {
-        let mut view = TreeView::root(document.root(), self.computed());
+    fn view_in<'d>(&'d self, document: &'d HashedDocument, path: &[&str]) -> Option<TreeView<'d>> {
+        let mut view = TreeView::root(document.document.root(), self.computed());
         for segment in path {
             view = view.child(segment)?;
         }
@@ -240,12 +252,9 @@ impl Server {
             return refusal(StatusCode(503), &[("Retry-After", "1")]).into();
         }
         let own = self.for_cloud_init.as_ref().filter(|_| in_attributes && is_cloud_init(call.request));
-        let found = match own {
-            Some(document) => self.view_in(document, path).map(|view| (Etag::of(&view.node.json()), view)),
-            None => self.view(path).map(|view| (self.etag(view.node), view)),
-        };
-        match found {
-            Some((etag, view)) => reply(call, &query, &view, etag),
+        let document = own.unwrap_or(&self.document);
+        match self.view_in(document, path) {
+            Some(view) => reply(call, &query, &view, document.etag(view.node)),
             None if path == ["instance", "upcoming-maintenance"] => NO_MAINTENANCE.clone().into(),
             None => refusal(StatusCode(404), &[]).into(),
         }
@@ -445,19 +454,21 @@ fn write_attribute(call: &LiveRequest<'_>, namespace: &str, key: &str) -> LiveOu
     let mailbox = &call.vm.mailbox;
     match call.request.method {
         Method::Put => match mailbox.set_attribute(namespace, key, call.request.body) {
-            Ok(()) => written(call.request.body),
+            Ok(true) => LiveOutcome::Changed(written(call.request.body)),
+            // Nobody waits for it, and each parked request that is looked at again costs time.
+            Ok(false) => written(call.request.body).into(),
             Err(AttributeRefused::Name) => refusal(StatusCode(400), &[]).into(),
             Err(AttributeRefused::TooLarge) => refusal(StatusCode(413), &[]).into(),
             Err(AttributeRefused::Full | AttributeRefused::TooMuch) => refusal(StatusCode(409), &[]).into(),
         },
-        Method::Delete if mailbox.delete_attribute(namespace, key) => written(b""),
+        Method::Delete if mailbox.delete_attribute(namespace, key) => LiveOutcome::Changed(written(b"")),
         Method::Delete => refusal(StatusCode(404), &[]).into(),
         _ => not_allowed(&[Method::Get, Method::Head, Method::Put, Method::Delete]).into(),
     }
 }
 
-fn written(bytes: &[u8]) -> LiveOutcome {
-    LiveOutcome::Changed(found(PLAIN, Etag::of(&bytes.to_vec().into()), ""))
+fn written(bytes: &[u8]) -> Response {
+    found(PLAIN, Etag::of(&bytes.to_vec().into()), "")
 }
 
 /// All guest attributes, one namespace, or one attribute.
@@ -469,7 +480,7 @@ struct GuestView<'a> {
 enum GuestNode {
     All,
     Namespace(String, Vec<String>),
-    Attribute(Bytes),
+    Attribute(AttributeValue),
 }
 
 impl<'a> GuestView<'a> {
@@ -482,7 +493,7 @@ impl<'a> GuestView<'a> {
                 let (name, keys) = all.find(|(name, _)| name == namespace)?;
                 GuestNode::Namespace(name, keys)
             }
-            [namespace, key] => GuestNode::Attribute(mailbox.attribute(namespace, key)?),
+            [namespace, key] => GuestNode::Attribute(mailbox.attribute_value(namespace, key)?),
             _ => return None,
         };
         Some(Self { mailbox, at })
@@ -492,7 +503,7 @@ impl<'a> GuestView<'a> {
     /// because a directory is too large to hash for each parked request after each write.
     fn etag(&self) -> Etag {
         match &self.at {
-            GuestNode::Attribute(bytes) => Etag::of(&bytes.clone().into()),
+            GuestNode::Attribute(value) => Etag(value.hash),
             GuestNode::All | GuestNode::Namespace(..) => {
                 let version = RUN.wrapping_add(self.mailbox.attributes_version());
                 Etag::of(&version.to_be_bytes().to_vec().into())
@@ -502,7 +513,7 @@ impl<'a> GuestView<'a> {
 
     fn value(&self) -> Value {
         match &self.at {
-            GuestNode::Attribute(bytes) => String::from_utf8_lossy(bytes).into(),
+            GuestNode::Attribute(value) => String::from_utf8_lossy(&value.bytes).into(),
             GuestNode::All | GuestNode::Namespace(..) => {
                 let members = self.children().into_iter().map(|(name, child)| (name, child.value()));
                 members.collect::<Map<String, Value>>().into()
@@ -527,8 +538,8 @@ impl TreeNode for GuestView<'_> {
             }
             GuestNode::Namespace(namespace, keys) => {
                 let attribute = |key: &String| {
-                    let bytes = self.mailbox.attribute(namespace, key)?;
-                    Some((key.clone(), view(GuestNode::Attribute(bytes))))
+                    let value = self.mailbox.attribute_value(namespace, key)?;
+                    Some((key.clone(), view(GuestNode::Attribute(value))))
                 };
                 keys.iter().filter_map(attribute).collect()
             }
@@ -542,7 +553,7 @@ impl TreeNode for GuestView<'_> {
 
     fn text(&self) -> Body {
         match &self.at {
-            GuestNode::Attribute(bytes) => bytes.clone().into(),
+            GuestNode::Attribute(value) => value.bytes.clone().into(),
             GuestNode::All | GuestNode::Namespace(..) => Body::default(),
         }
     }

@@ -6,16 +6,19 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use super::route_builder::{JSON, RouteBuilder, TEXT, computed};
-use crate::http::{Method, Response, StatusCode};
+use crate::http::{Method, Request, Response, StatusCode};
 use crate::identity::{IssuedToken, IssuerResponse, SigningRequest, TokenRefusal, VmIssuer};
 use crate::record::identity::Audience;
+use crate::store::path::Canonical;
 use crate::store::{
-    Condition, EVERY_DIALECT, LiveOutcome, LiveRequest, LiveRoute, Methods, ParkedCall, RequestGuard,
+    Condition, EVERY_DIALECT, Host, LiveOutcome, LiveRequest, LiveRoute, Methods, ParkedCall, RequestGuard,
 };
 use crate::token::TokenKind;
 
 /// Path of tokens. The same path below another version answers 403.
 const PATH: &str = "/latest/api/token";
+/// Path of Akamai's tokens.
+pub(super) const AKAMAI_PATH: &str = "/v1/token";
 const METHODS: Methods = Methods::of(&[Method::Options, Method::Put]);
 pub(super) const EVERY_METHOD: Methods = Methods::of(&[
     Method::Get,
@@ -61,6 +64,17 @@ pub(super) fn present(routes: &mut RouteBuilder<'_>, kind: TokenKind, ttl: &'sta
 /// Adds a token route that answers 404 to every method. Clients that can work without a token then do so.
 pub(super) fn absent(routes: &mut RouteBuilder<'_>) {
     routes.live(PATH, EVERY_METHOD, &[], computed("404: no session tokens", |_| NOT_FOUND.clone()));
+}
+
+/// Returns whether the request asks for a session token of any dialect.
+pub(super) fn is_asked_for(host: Host, request: &Request<'_>) -> bool {
+    let path = Canonical::of(host, request.target.path);
+    request.method == Method::Put
+        && match host {
+            Host::Metadata => path.is(PATH) || path.is(AKAMAI_PATH),
+            Host::AliYun => path.is(PATH),
+            Host::Wireserver | Host::Scaleway | Host::Password | Host::HostPlugin => false,
+        }
 }
 
 #[derive(Debug)]

@@ -43,9 +43,9 @@ fn attributes_are_listed_in_order_and_each_change_raises_the_version() {
     let mailbox = mailbox();
     assert_eq!(mailbox.attributes(), []);
     let set = |namespace, key, value: &str| mailbox.set_attribute(namespace, key, value.as_bytes());
-    assert_eq!(set("hostkeys", "ssh-rsa", "AAAA"), Ok(()));
-    assert_eq!(set("hostkeys", "ssh-ed25519", "BBBB"), Ok(()));
-    assert_eq!(set("a:b", "k", ""), Ok(()));
+    assert_eq!(set("hostkeys", "ssh-rsa", "AAAA"), Ok(true));
+    assert_eq!(set("hostkeys", "ssh-ed25519", "BBBB"), Ok(true));
+    assert_eq!(set("a:b", "k", ""), Ok(true));
     let listed = mailbox.attributes();
     let expected = [("a:b", vec!["k"]), ("hostkeys", vec!["ssh-ed25519", "ssh-rsa"])];
     assert_eq!(
@@ -53,9 +53,9 @@ fn attributes_are_listed_in_order_and_each_change_raises_the_version() {
         expected.map(|(ns, keys)| (ns.to_owned(), keys.into_iter().map(String::from).collect()))
     );
     assert_eq!(mailbox.attributes_version(), 3);
-    assert_eq!(set("a:b", "k", ""), Ok(()));
+    assert_eq!(set("a:b", "k", ""), Ok(false));
     assert_eq!(mailbox.attributes_version(), 3, "the same value is no change");
-    assert_eq!(set("a:b", "k", "v"), Ok(()));
+    assert_eq!(set("a:b", "k", "v"), Ok(true));
     assert_eq!(mailbox.attribute("a:b", "k").as_deref(), Some(b"v".as_slice()));
     assert!(mailbox.delete_attribute("a:b", "k"));
     assert!(!mailbox.delete_attribute("a:b", "k"));
@@ -75,18 +75,18 @@ fn attributes_stay_within_their_limits() {
         assert_eq!(mailbox.set_attribute("n", name, b"v"), Err(AttributeRefused::Name), "{name:?}");
     }
     let largest = vec![b'v'; ATTRIBUTE_BYTES];
-    assert_eq!(mailbox.set_attribute(&long, &long, &largest), Ok(()));
+    assert_eq!(mailbox.set_attribute(&long, &long, &largest), Ok(true));
     assert_eq!(
         mailbox.set_attribute("n", "k", &[largest, vec![0]].concat()),
         Err(AttributeRefused::TooLarge)
     );
     for n in 1..ATTRIBUTES_PER_VM {
-        assert_eq!(mailbox.set_attribute(&format!("n{}", n % 7), &format!("k{n}"), b"v"), Ok(()));
+        assert_eq!(mailbox.set_attribute(&format!("n{}", n % 7), &format!("k{n}"), b"v"), Ok(true));
     }
     assert_eq!(mailbox.set_attribute("n", "one-more", b"v"), Err(AttributeRefused::Full));
-    assert_eq!(mailbox.set_attribute("n1", "k1", b"new"), Ok(()), "a replaced attribute counts once");
+    assert_eq!(mailbox.set_attribute("n1", "k1", b"new"), Ok(true), "a replaced attribute counts once");
     assert!(mailbox.delete_attribute("n1", "k1"));
-    assert_eq!(mailbox.set_attribute("n", "one-more", b"v"), Ok(()));
+    assert_eq!(mailbox.set_attribute("n", "one-more", b"v"), Ok(true));
 }
 
 #[test]
@@ -94,11 +94,11 @@ fn a_shorter_attribute_makes_room_below_the_total_limit() {
     let mailbox = mailbox();
     let value = vec![b'v'; ATTRIBUTE_BYTES - 2];
     for n in 0..ATTRIBUTES_BYTES_PER_VM / ATTRIBUTE_BYTES {
-        assert_eq!(mailbox.set_attribute("n", &n.to_string(), &value), Ok(()), "{n}");
+        assert_eq!(mailbox.set_attribute("n", &n.to_string(), &value), Ok(true), "{n}");
     }
     assert_eq!(mailbox.set_attribute("n", "8", b""), Err(AttributeRefused::TooMuch));
-    assert_eq!(mailbox.set_attribute("n", "0", &value[..9]), Ok(()));
-    assert_eq!(mailbox.set_attribute("n", "8", b""), Ok(()));
+    assert_eq!(mailbox.set_attribute("n", "0", &value[..9]), Ok(true));
+    assert_eq!(mailbox.set_attribute("n", "8", b""), Ok(true));
     assert_eq!(mailbox.set_attribute("n", "0", &value), Err(AttributeRefused::TooMuch));
 }
 

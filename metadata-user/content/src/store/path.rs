@@ -121,7 +121,7 @@ impl<'a> Canonical<'a> {
     }
 
     /// Returns whether the path equals a route's.
-    pub(super) fn is(&self, route: &str) -> bool {
+    pub(crate) fn is(&self, route: &str) -> bool {
         route.strip_prefix(self.head).is_some_and(|tail| tail == self.tail)
     }
 

@@ -2,6 +2,7 @@ use metadata_common::time::Now;
 use serde_json::{Value, json};
 use std::time::Duration;
 
+use super::tree::HASHED;
 use crate::dialect::render;
 use crate::dialect::tests::{DialectGuest, TestRequest, full, issued, parse, text};
 use crate::http::{Method, RequestTarget, Response};
@@ -331,6 +332,7 @@ fn guest_attributes_are_read_back_until_they_are_deleted() {
     };
     for (method, below, body, result) in [
         (Method::Put, "/guest-attributes/a/x", &b"one"[..], (true, 200)),
+        (Method::Put, "/guest-attributes/a/x", b"one", (false, 200)),
         (Method::Put, "/guest-attributes/a/y", b"two\n\xff", (true, 200)),
         (Method::Put, "/guest-attributes/b/x", b"", (true, 200)),
         (Method::Delete, "/guest-attributes/b/x", b"", (true, 200)),
@@ -418,6 +420,42 @@ fn guests_can_wait_for_changes_of_guest_attributes() {
     parked(guest.wait(1, one, Some(&wait_one)));
     put("a", b"3");
     assert_eq!(answered(guest.wait(1, one, Some(&wait_one))).body().to_bytes(), "3");
+}
+
+#[test]
+fn a_parked_request_does_not_hash_its_value_again() {
+    let mut record = full();
+    record["user_data"] = json!({ "text": format!("#!/bin/sh\n{}", "#".repeat(16 << 10)) });
+    let guest = Guest::of(&record);
+    let long = "v".repeat(32 << 10);
+    let target = format!("{ROOT}/instance/guest-attributes/ns/a");
+    guest.ask_with(&[FLAVOUR], Method::Put, &target, long.as_bytes());
+    let cloud_init = [FLAVOUR, ("User-Agent", "Cloud-Init/25.3")];
+    let wait = |fields: &[(&str, &str)], below: &str, parked: Option<&ParkedCall>| {
+        let target = format!("{ROOT}/instance/{below}?recursive=true&wait_for_change=true");
+        let request = TestRequest::new(Method::Get, "/", fields);
+        TestRequest { target: split(&target), parked, ..request }.send(&guest.responses)
+    };
+    for (fields, below) in [
+        (&[FLAVOUR][..], "attributes"),
+        (&cloud_init[..], "attributes"),
+        (&cloud_init[..], "attributes/user-data"),
+        (&[FLAVOUR][..], "guest-attributes/ns/a"),
+    ] {
+        let call = parked(wait(fields, below, None));
+        let before = HASHED.get();
+        parked(wait(fields, below, Some(&call)));
+        assert_eq!(HASHED.get(), before, "{below} {fields:?}");
+    }
+}
+
+#[test]
+fn the_etag_of_an_attribute_is_the_hash_of_its_value() {
+    let guest = Guest::of(&full());
+    let target = format!("{ROOT}/instance/guest-attributes/ns/a");
+    let written = guest.ask_with(&[FLAVOUR], Method::Put, &target, b"value");
+    let read = guest.get("/instance/guest-attributes/ns/a");
+    assert_eq!(read.field("ETag"), written.field("ETag"));
 }
 
 #[test]
