@@ -163,13 +163,18 @@ proptest! {
         if has_flat_tree {
             value["serve"]["date_tree"] = json!("cloudstack");
         }
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let maas_path = rng.choice(["/MAAS/metadata", "/MAAS", "/maas", "/latest/maas"]).expect("one of four");
+        value["serve"]["maas_path"] = json!(maas_path);
         let record = Arc::new(parse(value));
         let all = responses_of(&record);
         let none = || dialect::render_asked(&record, &mut Interner::new(), all.vm().clone(), Dialects::NONE);
         let on_demand = OnDemand::new(Store::new(1));
         on_demand.store().publish(0, Arc::new(none())).expect("slot 0");
-        let mut questions = questions(&all, &Insider::of(&all));
-        fastrand::Rng::with_seed(seed).shuffle(&mut questions);
+        let insider = Insider::of(&all);
+        let mut questions = questions(&all, &insider);
+        questions.push(insider.question(Host::Metadata, &format!("{maas_path}/latest/meta-data/instance-id")));
+        rng.shuffle(&mut questions);
         for question in questions {
             prop_assert_eq!(question.ask_on_demand(&on_demand), question.ask(&all), "{:?}", question);
         }

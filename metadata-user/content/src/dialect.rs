@@ -302,7 +302,13 @@ pub fn expected(record: &Record) -> Dialects {
     mounts.fold(Dialects::NONE, |all, mount| all.or(claims(mount.host, mount.path)))
 }
 
-/// Renders the dialects of `asked`. [`render_more`] renders the others when a request needs them.
+/// Returns the dialects whose routes are not below their mounts, because the record names their path. The path of a
+/// request does not tell that they may answer it.
+fn unmounted(record: &Record) -> Dialects {
+    if maas::is_mounted(record) { Dialects::NONE } else { [record::Dialect::Maas].into_iter().collect() }
+}
+
+/// Renders the dialects of `asked`, and those that no request can ask for by its path. [`render_more`] renders the others when a request needs them.
 #[must_use]
 pub fn render_asked(
     record: &Arc<Record>,
@@ -311,7 +317,7 @@ pub fn render_asked(
     asked: Dialects,
 ) -> Responses {
     let served = served(record);
-    let rendered = served.and(asked);
+    let rendered = served.and(asked.or(unmounted(record)));
     render_dialects(record, interner, vm, rendered).without(UnrenderedDialects {
         record: Arc::clone(record),
         rendered,

@@ -198,6 +198,21 @@ mod tests {
     }
 
     #[test]
+    fn maas_answers_below_the_path_that_the_record_names() {
+        for base in ["/MAAS/metadata", "/MAAS", "/my/maas", "/latest/maas", "/MAAS/metadata/below"] {
+            let mut record = (*record()).clone();
+            record.serve.maas_path = serde_json::from_value(base.into()).expect("a path");
+            let content = unasked(&Arc::new(record));
+            for path in
+                [format!("{base}/latest/meta-data/instance-id"), format!("{base}/2012-03-01/user-data")]
+            {
+                let responses = responses(&content, Host::Metadata, &path);
+                assert!(dialects(&responses).contains(&"maas"), "{path}");
+            }
+        }
+    }
+
+    #[test]
     fn the_datasource_in_smbios_is_expected_with_all_that_may_answer_its_paths() {
         use Dialect::{Akamai, CloudStack, Ec2, NoCloud, OpenStack};
         for (stamp, expected) in [

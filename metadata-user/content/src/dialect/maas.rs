@@ -48,6 +48,12 @@ fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
     routes.live_below(base.target().path.to_owned(), methods, &[], tree);
 }
 
+/// Returns whether the tree is below the mount, as it is unless the record names another path.
+pub(super) fn is_mounted(record: &Record) -> bool {
+    let Ok(base) = normalise(record.serve.maas_path.as_str()) else { return true };
+    DIALECT.mounts.iter().any(|mount| mount.holds(base.target().path))
+}
+
 /// Renders vendor-data as a YAML mapping with the member `cloud-init`, the only one that the client reads. A script by
 /// itself would be invalid YAML, and a cloud-config by itself a mapping without that member.
 fn vendor_data(payload: Option<&Payload>, routes: &mut RouteBuilder<'_>) -> Response {
