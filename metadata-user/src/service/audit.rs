@@ -165,6 +165,8 @@ fn is_one(sampled: &u32) -> bool {
 
 /// Limit on chunks of lines that wait to be written.
 pub const CHUNKS: usize = 64;
+/// How many times its limit a file may have while it cannot be rotated. Beyond that, lines are dropped.
+const OVERFULL: u64 = 2;
 /// How long the agent's exit waits for queued lines to be written.
 const EXIT_WAIT: Duration = Duration::from_secs(1);
 /// The configuration value for standard error.
@@ -214,7 +216,9 @@ impl AuditTarget {
         Ok(Sink { size: if metadata.is_file() { metadata.len() } else { 0 }, file: Some(file), torn: false })
     }
 
-    /// Renames the file to number 1 and each rotated file to the next number, which replaces the last one.
+    /// Renames the file to number 1 and each rotated file to the next number, which replaces the last one. Files above
+    /// the first free number stay: a rotation that is tried again and again must not remove them. A file that is not
+    /// there any more, because somebody moved or removed it, is as good as rotated.
     fn rotate(&self) -> io::Result<()> {
         let Self::File { path, keep, .. } = self else { return Ok(()) };
         let numbered = |number: u32| {
@@ -222,20 +226,27 @@ impl AuditTarget {
             name.push(format!(".{number}"));
             PathBuf::from(name)
         };
+        let done = |outcome: io::Result<()>| match outcome {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
         if *keep == 0 {
-            return fs::remove_file(path);
+            return done(fs::remove_file(path));
         }
-        for number in (1..*keep).rev() {
-            match fs::rename(numbered(number), numbered(number + 1)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+        let free = (1..*keep).find(|number| fs::symlink_metadata(numbered(*number)).is_err());
+        for number in (1..free.unwrap_or(*keep)).rev() {
+            done(fs::rename(numbered(number), numbered(number + 1)))?;
         }
-        fs::rename(path, numbered(1))
+        done(fs::rename(path, numbered(1)))
     }
 
     fn is_full(&self, size: u64) -> bool {
         matches!(self, Self::File { limit: Some(limit), .. } if size >= *limit)
+    }
+
+    /// Returns whether a file that cannot be rotated may grow no more.
+    fn is_overfull(&self, size: u64) -> bool {
+        matches!(self, Self::File { limit: Some(limit), .. } if size / OVERFULL >= *limit)
     }
 }
 
@@ -293,8 +304,9 @@ impl Writer {
         let (chunks, lines) = sync_channel(CHUNKS);
         let shared = Arc::new(Shared::default());
         let its = Arc::clone(&shared);
-        let body =
-            move || LineWriter { target, sink: Some(sink), shared: its, is_failing: false }.run(&lines);
+        let writer =
+            LineWriter { target, sink: Some(sink), shared: its, is_failing: false, is_rotatable: true };
+        let body = move || writer.run(&lines);
         let thread = std::thread::Builder::new().name("imds-audit".into()).spawn(body)?;
         Ok(Self { chunks: Some(chunks), shared, thread: Some(thread) })
     }
@@ -339,6 +351,8 @@ struct LineWriter {
     shared: Arc<Shared>,
     /// The last write failed; the log has one warning about it.
     is_failing: bool,
+    /// False after a failed rotation; the log has one warning about it.
+    is_rotatable: bool,
 }
 
 impl LineWriter {
@@ -360,15 +374,33 @@ impl LineWriter {
         if self.shared.reopen.swap(false, Ordering::Relaxed) {
             self.sink = None;
         }
-        if self.sink.as_ref().is_some_and(|sink| self.target.is_full(sink.size)) {
-            self.target.rotate()?;
-            self.sink = None;
+        if let Some(size) = self.sink.as_ref().map(|sink| sink.size).filter(|size| self.target.is_full(*size))
+        {
+            self.rotate(size)?;
         }
         let sink = match &mut self.sink {
             Some(sink) => sink,
             none => none.insert(self.target.open()?),
         };
         sink.write(lines)
+    }
+
+    /// Rotates a full file. One that cannot be rotated is written further for a while: lines are worth more than its
+    /// size.
+    fn rotate(&mut self, size: u64) -> io::Result<()> {
+        match self.target.rotate() {
+            Ok(()) => (self.sink, self.is_rotatable) = (None, true),
+            Err(error) if self.target.is_overfull(size) => return Err(error),
+            Err(error) => {
+                if std::mem::replace(&mut self.is_rotatable, false) {
+                    warn!(
+                        "cannot rotate the audit log; it grows to at most {OVERFULL} times its limit, then its lines \
+                         are dropped: {error}"
+                    );
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -678,6 +710,58 @@ mod tests {
             assert!((1 << 20..(1 << 20) + 200_000).contains(&size), "{suffix}: {size}");
         }
         assert!(size(".3").is_err() && size("").expect("the current file") < (1 << 20) + 200_000);
+    }
+
+    #[test]
+    fn a_file_that_somebody_moved_or_removed_is_made_anew_once_it_is_full() {
+        for (keep, is_moved) in [(0, true), (0, false), (2, true), (2, false)] {
+            let room = tempfile::tempdir().expect("a directory");
+            let path = file(&room);
+            let (mut collector, tape) = open(&AuditConfig { max_megabytes: 1, keep, ..to(&path) });
+            let case = format!("keep {keep}, moved {is_moved}");
+            let mut noted = 0;
+            while noted < 15_000 {
+                (0..500).for_each(|_| tape.note(entry(1, 200)));
+                noted += 500;
+                collector.collect(Instant::now());
+                until(&case, || counts(&collector).written + counts(&collector).write_failed == noted);
+                if noted == 500 {
+                    match is_moved {
+                        true => fs::rename(&path, room.path().join("moved")).expect("moved"),
+                        false => fs::remove_file(&path).expect("removed"),
+                    }
+                }
+            }
+            assert_eq!(counts(&collector).write_failed, 0, "{case}");
+            assert!(path.exists(), "{case}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_rotated_is_written_to_twice_its_limit() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = file(&room);
+        let of = |number: u32| PathBuf::from(format!("{}.{number}", path.display()));
+        // A file cannot replace a directory.
+        fs::create_dir(of(2)).expect("a directory");
+        fs::write(of(1), "former").expect("a file");
+        let (mut collector, tape) = open(&AuditConfig { max_megabytes: 1, keep: 2, ..to(&path) });
+        let mut noted = 0;
+        while noted < 15_000 {
+            (0..500).for_each(|_| tape.note(entry(1, 200)));
+            noted += 500;
+            collector.collect(Instant::now());
+            let sum = || counts(&collector).written + counts(&collector).write_failed;
+            until("the lines are written or dropped", || sum() == noted);
+        }
+        let size = fs::metadata(&path).expect("the file").len();
+        assert!((2 << 20..(2 << 20) + 200_000).contains(&size), "{size}");
+        assert!(counts(&collector).write_failed > 0, "a third MiB is refused");
+        assert_eq!(fs::read_to_string(of(1)).expect("the former file"), "former");
+        fs::remove_dir(of(2)).expect("removed");
+        tape.note(entry(1, 200));
+        collector.collect(Instant::now());
+        until("it is rotated", || lines(&path).len() == 1);
     }
 
     #[test]
