@@ -6,23 +6,24 @@ use hyper::Request;
 use hyper::client::conn::http1;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HOST};
 use hyper_util::rt::TokioIo;
+use metadata_common::share::{FairQueue, FairShare, ShareError, Tenant};
 use metadata_content::record::Sink;
-use metadata_content::sink::{Message, Outbox};
+use metadata_content::sink::{Message, Outbox, WAITING};
 use metadata_feed::state::private_file::PRIVATE;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::fs::OpenOptions;
 use std::io;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::{Id, JoinSet};
 
-/// Attempts to deliver a message to a socket.
+/// Attempts to deliver a message to a socket, unless the receiver refuses it for good.
 const TRIES: u32 = 2;
 /// Maximum number of concurrent deliveries; each uses a file descriptor.
 pub(super) const CONCURRENT: usize = 128;
@@ -46,6 +47,8 @@ pub(super) enum SinkError {
     NotAFile,
     #[error("expected a file below {limit} bytes, found it full; rotate it", limit = SINK_FILE_BYTES)]
     Full,
+    #[error("expected a file with room for the tenant, found: {0}; rotate it")]
+    Share(ShareError),
     #[error("expected a receiver that listens, found: {0}; start the receiver")]
     Socket(io::Error),
     #[error("expected an answer to a POST, found: {0}; check that the receiver speaks HTTP/1.1")]
@@ -58,6 +61,18 @@ pub(super) enum SinkError {
     Late,
 }
 
+impl SinkError {
+    /// Returns whether another attempt may succeed. A receiver that refuses what a guest wrote would refuse it again, and
+    /// all messages behind it would wait.
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::Status(status) => !status.is_client_error() || matches!(status.as_u16(), 408 | 429),
+            Self::Request(_) => false,
+            _ => true,
+        }
+    }
+}
+
 /// The receiving end of an [`Outbox`], which [`deliver()`] takes.
 #[derive(Debug)]
 pub struct Deliveries {
@@ -65,7 +80,7 @@ pub struct Deliveries {
 }
 
 /// Returns an outbox and its receiving end. The queue between them is bounded by
-/// [`WAITING`](metadata_content::sink::WAITING) and [`WAITING_PER_VM`](metadata_content::sink::WAITING_PER_VM).
+/// [`WAITING`] and [`WAITING_PER_VM`](metadata_content::sink::WAITING_PER_VM).
 #[must_use]
 pub fn outbox() -> (Outbox, Deliveries) {
     let (sender, queue) = unbounded_channel();
@@ -74,10 +89,11 @@ pub fn outbox() -> (Outbox, Deliveries) {
 
 /// Delivers messages until every [`Outbox`] is dropped and the queue is empty.
 ///
-/// Sinks are served concurrently. Each sink receives its messages in the order they were queued, so the messages of
-/// one VM stay in order, and a receiver that hangs delays only its own messages.
+/// Sinks are served concurrently, so a receiver that hangs delays only its own messages. At each sink tenants take turns.
+/// A sink receives the messages of one tenant, and so of one VM, in the order they were queued.
 pub async fn deliver(mut deliveries: Deliveries) {
-    let mut queues = Queues::new(deliver_one);
+    let files = Arc::new(SinkFiles::default());
+    let mut queues = Queues::new(move |message| deliver_one(Arc::clone(&files), message));
     let mut open = true;
     while open || !queues.tasks.is_empty() {
         tokio::select! {
@@ -99,7 +115,7 @@ pub async fn deliver(mut deliveries: Deliveries) {
 /// of messages in all queues.
 struct Queues<F> {
     /// Messages that wait until an earlier message of the same sink is delivered.
-    waiting: HashMap<Sink, VecDeque<Box<Message>>>,
+    waiting: HashMap<Sink, FairQueue<Box<Message>>>,
     sinks: HashMap<Id, Sink>,
     tasks: JoinSet<Result<(), SinkError>>,
     /// Sinks whose most recent message was lost.
@@ -117,9 +133,13 @@ impl<F: Fn(Box<Message>) -> D, D: Future<Output = Result<(), SinkError>> + Send 
 
     fn push(&mut self, message: Box<Message>) {
         match self.waiting.get_mut(message.sink()) {
-            Some(waiting) => waiting.push_back(message),
+            Some(waiting) => {
+                let tenant = message.tenant().clone();
+                // Each tenant has room for all messages: the outbox has already seen to the shares.
+                let _ = waiting.push(&tenant, message);
+            }
             None => {
-                self.waiting.insert(message.sink().clone(), VecDeque::new());
+                self.waiting.insert(message.sink().clone(), FairQueue::new(WAITING, WAITING));
                 self.send(message);
             }
         }
@@ -132,8 +152,8 @@ impl<F: Fn(Box<Message>) -> D, D: Future<Output = Result<(), SinkError>> + Send 
             Some(Err(error)) => self.fails(&sink, &error),
             _ => drop(self.failing.remove(&sink)),
         }
-        match self.waiting.get_mut(&sink).and_then(VecDeque::pop_front) {
-            Some(message) => self.send(message),
+        match self.waiting.get_mut(&sink).and_then(FairQueue::pop) {
+            Some((_, message)) => self.send(message),
             None => drop(self.waiting.remove(&sink)),
         }
     }
@@ -158,14 +178,14 @@ impl<F: Fn(Box<Message>) -> D, D: Future<Output = Result<(), SinkError>> + Send 
 }
 
 /// Delivers one message to its sink and counts the outcome.
-async fn deliver_one(message: Box<Message>) -> Result<(), SinkError> {
+async fn deliver_one(files: Arc<SinkFiles>, message: Box<Message>) -> Result<(), SinkError> {
     let json = Bytes::from(message.json());
     let taken = match message.sink() {
-        Sink::File(path) => append(path, json).await,
+        Sink::File(path) => append(files, path, message.tenant(), json).await,
         Sink::Unix { socket, path } => {
             let mut taken = post(socket, path, json.clone()).await;
             for _ in 1..TRIES {
-                if taken.is_ok() {
+                if !taken.as_ref().is_err_and(SinkError::may_pass) {
                     break;
                 }
                 tokio::time::sleep(RETRY_PAUSE).await;
@@ -180,18 +200,63 @@ async fn deliver_one(message: Box<Message>) -> Result<(), SinkError> {
 
 // Sinks that are files.
 
-/// Maximum size of a sink's file, in bytes (16 MiB), so that guests cannot fill the disk.
+/// Maximum size of a sink's file, in bytes (16 MiB), so that guests cannot fill the disk. Tenants share it.
 pub const SINK_FILE_BYTES: u64 = 16 << 20;
+/// Bytes of a file that a tenant gets while anything is left.
+const SINK_FILE_FLOOR: usize = 64 << 10;
+/// Maximum number of files of which the shares are known.
+const SHARED_FILES: usize = 1_024;
+
+/// Who wrote how much of each file.
+#[derive(Debug, Default)]
+struct SinkFiles(Mutex<HashMap<PathBuf, FairShare>>);
+
+impl SinkFiles {
+    fn with<T>(&self, path: &Path, act: impl FnOnce(&mut FairShare) -> T) -> T {
+        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if files.len() >= SHARED_FILES && !files.contains_key(path) {
+            // What is in the files then counts as the operator's, as after a restart.
+            files.clear();
+        }
+        act(files.entry(path.to_owned()).or_insert_with(file_share))
+    }
+
+    /// Fails if a tenant's share has no room for `more` bytes in a file of this length. What is in the file and was not
+    /// written by this agent counts as the operator's. A file that is shorter than before was rotated or emptied.
+    fn check(&self, path: &Path, length: u64, tenant: &Tenant, more: usize) -> Result<(), SinkError> {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        self.with(path, |share| {
+            if length < share.used() {
+                *share = file_share();
+            }
+            let others = length - share.used();
+            share.charge(&Tenant::Operator, others);
+            if more > share.free_for(tenant) {
+                return Err(SinkError::Share(share.refuse(tenant, more)));
+            }
+            Ok(())
+        })
+    }
+
+    /// Counts what a tenant has written.
+    fn written(&self, path: &Path, tenant: &Tenant, more: usize) {
+        self.with(path, |share| share.charge(tenant, more));
+    }
+}
+
+fn file_share() -> FairShare {
+    FairShare::new(usize::try_from(SINK_FILE_BYTES).unwrap_or(usize::MAX), SINK_FILE_FLOOR)
+}
 
 /// Appends one line, on a thread for blocking calls.
-async fn append(path: &Path, line: Bytes) -> Result<(), SinkError> {
-    let path = PathBuf::from(path);
-    let written = tokio::task::spawn_blocking(move || append_line(&path, &line));
+async fn append(files: Arc<SinkFiles>, path: &Path, tenant: &Tenant, line: Bytes) -> Result<(), SinkError> {
+    let (path, tenant) = (PathBuf::from(path), tenant.clone());
+    let written = tokio::task::spawn_blocking(move || append_line(&files, &path, &tenant, &line));
     written.await.map_err(|error| SinkError::File(io::Error::other(error)))?
 }
 
 /// Creates the file with mode 0600 if it does not exist.
-fn append_line(path: &Path, line: &[u8]) -> Result<(), SinkError> {
+fn append_line(files: &SinkFiles, path: &Path, tenant: &Tenant, line: &[u8]) -> Result<(), SinkError> {
     let line = [line, b"\n"].concat();
     let mut options = OpenOptions::new();
     // Without O_NONBLOCK, open(2) of a FIFO without a reader waits for ever.
@@ -207,7 +272,10 @@ fn append_line(path: &Path, line: &[u8]) -> Result<(), SinkError> {
     if status.len() + line.len() as u64 > SINK_FILE_BYTES {
         return Err(SinkError::Full);
     }
-    file.write_all(&line).map_err(SinkError::File)
+    files.check(path, status.len(), tenant, line.len())?;
+    file.write_all(&line).map_err(SinkError::File)?;
+    files.written(path, tenant, line.len());
+    Ok(())
 }
 
 // Sinks that are HTTP servers on a Unix socket.
@@ -258,7 +326,7 @@ mod tests {
     use metadata_content::mailbox::Mailbox;
     use metadata_content::record::Sink;
     use metadata_content::record::vm::Sinks;
-    use metadata_content::sink::{MessageKind, Outbox, SinkCounts, WAITING, WAITING_PER_VM};
+    use metadata_content::sink::{MessageKind, Outbox, SinkCounts, WAITING_PER_VM};
 
     const NOW: u64 = 1_790_000_000;
 
@@ -461,6 +529,107 @@ mod tests {
         for task in [task, server, closer] {
             task.abort();
         }
+    }
+
+    #[tokio::test]
+    async fn what_a_receiver_refuses_for_good_is_not_sent_again() {
+        let (room, _) = room();
+        let cases: [(u16, usize); 7] = [(400, 1), (404, 1), (422, 1), (408, 2), (429, 2), (500, 2), (503, 2)];
+        let (outbox, deliveries) = outbox();
+        let vm = vm(1, &outbox);
+        let receivers: Vec<_> = cases
+            .iter()
+            .map(|(status, tries)| {
+                let path = room.path().join(status.to_string());
+                let status = StatusCode::from_u16(*status).expect("a status");
+                let (asked, server) = receiver(&path, status);
+                vm.send(&events(socket(&path)), MessageKind::Event, b"{}", NOW);
+                (status, *tries, asked, server)
+            })
+            .collect();
+        drop((vm, outbox));
+        deliver(deliveries).await;
+        for (status, tries, asked, server) in receivers {
+            assert_eq!(asked.lock().expect("sound").len(), tries, "{status}");
+            server.abort();
+        }
+    }
+
+    #[tokio::test]
+    async fn tenants_take_turns_at_a_sink() {
+        let (outbox, mut deliveries) = outbox();
+        let sinks = events(Sink::File("/sink".into()));
+        let arrived = Arc::new(Mutex::new(Vec::new()));
+        let arrivals = Arc::clone(&arrived);
+        let mut queues = Queues::new(move |message: Box<Message>| {
+            let (arrivals, tenant) = (Arc::clone(&arrivals), message.tenant().to_string());
+            async move {
+                arrivals.lock().expect("sound").push(tenant);
+                Ok(())
+            }
+        });
+        for (n, namespace, messages) in [(1, "loud", 10), (2, "loud", 10), (3, "quiet", 2), (4, "other", 1)] {
+            let vm = vm(n, &outbox);
+            vm.note_tenant(Tenant::namespace(namespace));
+            for _ in 0..messages {
+                vm.send(&sinks, MessageKind::Event, b"{}", NOW);
+                queues.push(deliveries.queue.try_recv().expect("a message"));
+            }
+        }
+        while let Some(done) = queues.tasks.join_next_with_id().await {
+            let (id, taken) = done.expect("no panic");
+            queues.ended(id, Some(taken));
+        }
+        let arrived = arrived.lock().expect("sound");
+        assert_eq!(arrived.len(), 23);
+        let last = |tenant: &str| arrived.iter().rposition(|found| found.ends_with(tenant));
+        assert_eq!((last("other"), last("quiet")), (Some(3), Some(5)), "{arrived:?}");
+    }
+
+    #[test]
+    fn one_tenant_cannot_take_the_places_of_others_in_the_queue() {
+        let (_room, path) = room();
+        let (outbox, _deliveries) = outbox();
+        let sinks = events(file(&path));
+        let send_all = |n: usize, tenant: &str| {
+            let vm = vm(n, &outbox);
+            vm.note_tenant(Tenant::namespace(tenant));
+            let before = outbox.counts().waiting;
+            for _ in 0..WAITING_PER_VM {
+                vm.send(&sinks, MessageKind::Event, b"{}", NOW);
+            }
+            outbox.counts().waiting - before
+        };
+        let loud: u64 = (0..WAITING / WAITING_PER_VM * 2).map(|n| send_all(n, "loud")).sum();
+        assert_eq!(loud, WAITING as u64 / 2);
+        assert_eq!(send_all(1_000, "quiet"), WAITING_PER_VM as u64);
+    }
+
+    #[tokio::test]
+    async fn one_tenant_cannot_fill_the_file_of_others() {
+        let (_room, path) = room();
+        let (outbox, deliveries) = outbox();
+        let sinks = events(file(&path));
+        let task = tokio::spawn(deliver(deliveries));
+        let (loud, quiet) = (vm(1, &outbox), vm(2, &outbox));
+        // Each control character is an escape of six bytes.
+        for _ in 0..40 {
+            loud.send(&sinks, MessageKind::Event, &[1; 64 << 10], NOW);
+            until(&outbox, |c| c.waiting == 0).await;
+        }
+        let half = SINK_FILE_BYTES / 2;
+        let length = fs::metadata(&path).expect("there").len();
+        assert!((half - (400 << 10)..=half).contains(&length), "{length}");
+        let loss = outbox.last_loss().expect("of the loud one").reason;
+        assert!(loss.contains("its share"), "{loss}");
+        let before = outbox.counts().delivered;
+        quiet.send(&sinks, MessageKind::Event, &[1; 64 << 10], NOW);
+        assert_eq!(until(&outbox, |c| c.waiting == 0).await.delivered, before + 1);
+        // An emptied file has room for everybody again.
+        fs::File::options().write(true).truncate(true).open(&path).expect("emptied");
+        loud.send(&sinks, MessageKind::Event, &[1; 64 << 10], NOW);
+        assert_eq!(until(&outbox, |c| c.waiting == 0).await.delivered, before + 2);
+        task.abort();
     }
 
     #[tokio::test]

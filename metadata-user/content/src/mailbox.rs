@@ -15,6 +15,7 @@ mod tests;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use metadata_common::share::Tenant;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use sha2::{Digest as _, Sha256};
 use std::collections::{BTreeMap, VecDeque};
@@ -79,6 +80,8 @@ pub struct Mailbox {
 /// Values from the VM's record.
 struct RecordValues {
     name: Arc<str>,
+    /// Whose share of the node's limits the guest's messages use.
+    tenant: Tenant,
     /// The instance-id; `None` before the first record.
     instance: Option<Box<str>>,
     /// SHA-256 over a salt ([`MailboxState`]) and `admin.password`; empty without a password.
@@ -108,8 +111,12 @@ impl Mailbox {
     pub fn with(kept: StoredMailbox, outbox: &Outbox) -> Self {
         let events = VmEvents::noted(outbox.journal().clone(), kept.vm().into());
         let outbox = outbox.for_vm(kept.vm());
-        let noted =
-            Mutex::new(RecordValues { name: "".into(), instance: None, password: Base64(Bytes::new()) });
+        let noted = Mutex::new(RecordValues {
+            name: "".into(),
+            tenant: Tenant::Vm(kept.vm().into()),
+            instance: None,
+            password: Base64(Bytes::new()),
+        });
         Self {
             kept: Arc::new(kept),
             outbox,
@@ -170,6 +177,11 @@ impl Mailbox {
             self.kept.change(|state| state.taken_password = None);
         }
         (noted.name, noted.password) = (name.into(), digest);
+    }
+
+    /// Stores the tenant of the VM's record; without it, the VM is a tenant by itself.
+    pub fn note_tenant(&self, tenant: Tenant) {
+        locked(&self.noted).tenant = tenant;
     }
 
     /// Stores the instance-id of the VM's record. What a guest of another instance-id wrote is removed; returns true if
@@ -335,8 +347,11 @@ impl Mailbox {
     ///
     /// Never waits and never fails: a message without room is counted ([`crate::sink::SinkCounts::dropped`]).
     pub fn send(&self, sinks: &Sinks, kind: MessageKind, body: &[u8], now_unix: u64) {
-        let name = Arc::clone(&locked(&self.noted).name);
-        self.outbox.send(sinks, kind, name, body, now_unix);
+        let from = {
+            let noted = locked(&self.noted);
+            (noted.tenant.clone(), Arc::clone(&noted.name))
+        };
+        self.outbox.send(sinks, kind, from, body, now_unix);
     }
 }
 

@@ -9,11 +9,12 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use metadata_common::share::{FairShare, Tenant};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -23,9 +24,9 @@ use crate::record::Sink;
 use crate::record::event::EventJournal;
 use crate::record::vm::Sinks;
 
-/// Maximum number of messages of all VMs that wait for delivery.
+/// Maximum number of messages of all VMs that wait for delivery. Tenants share it.
 pub const WAITING: usize = 1_024;
-/// Maximum number of messages of one VM that wait for delivery.
+/// Maximum number of messages of one VM that wait for delivery. A tenant that has fewer gets a place while one is left.
 pub const WAITING_PER_VM: usize = 64;
 
 /// Kind of a message.
@@ -106,8 +107,24 @@ struct Counters {
     failed: AtomicU64,
     dropped: AtomicU64,
     waits_ended: AtomicU64,
-    waiting: AtomicUsize,
+    waiting: WaitingShares,
     last_loss: Mutex<Option<MessageLoss>>,
+}
+
+/// How tenants share the messages that wait.
+#[derive(Debug)]
+struct WaitingShares(Mutex<FairShare>);
+
+impl Default for WaitingShares {
+    fn default() -> Self {
+        Self(Mutex::new(FairShare::new(WAITING, WAITING_PER_VM)))
+    }
+}
+
+impl WaitingShares {
+    fn share(&self) -> MutexGuard<'_, FairShare> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Counters {
@@ -138,7 +155,7 @@ impl fmt::Debug for Outbox {
 
 impl Outbox {
     /// Creates an outbox that calls `hand_over` with each message. At most [`WAITING`] messages, [`WAITING_PER_VM`]
-    /// of one VM, exist at once. `hand_over` must not wait. If it returns false, the message is dropped and counted.
+    /// of one VM and its share of a tenant, exist at once. `hand_over` must not wait. If it returns false, the message is dropped and counted.
     #[must_use]
     pub fn new(hand_over: impl Fn(Box<Message>) -> bool + Send + Sync + 'static) -> Self {
         Self { hand_over: Arc::new(hand_over), counters: Arc::default(), journal: EventJournal::default() }
@@ -165,7 +182,7 @@ impl Outbox {
             delivered: of(&counters.delivered),
             failed: of(&counters.failed),
             dropped: of(&counters.dropped),
-            waiting: counters.waiting.load(Ordering::Relaxed) as u64,
+            waiting: counters.waiting.share().used() as u64,
             waits_ended: of(&counters.waits_ended),
         }
     }
@@ -192,13 +209,20 @@ pub(crate) struct VmOutbox {
 
 impl VmOutbox {
     /// Hands over one message; does nothing if the record has no sink for its kind.
-    pub(crate) fn send(&self, sinks: &Sinks, kind: MessageKind, name: Arc<str>, body: &[u8], now_unix: u64) {
+    pub(crate) fn send(
+        &self,
+        sinks: &Sinks,
+        kind: MessageKind,
+        (tenant, name): (Tenant, Arc<str>),
+        body: &[u8],
+        now_unix: u64,
+    ) {
         let Some(sink) = kind.sink(sinks) else { return };
         let counters = &self.outbox.counters;
         if body.len() > kind.most_bytes() {
             return counters.drop_message(TOO_LARGE);
         }
-        let sent = Place::take(counters, &self.waiting).map(|place| {
+        let sent = Place::take(counters, &self.waiting, tenant).map(|place| {
             let (sink, vm, body) = (sink.clone(), Arc::clone(&self.vm), Bytes::copy_from_slice(body));
             let message = Message { sink, vm, name, kind, time_unix: now_unix, body, place };
             (self.outbox.hand_over)(Box::new(message))
@@ -218,23 +242,24 @@ impl VmOutbox {
 struct Place {
     counters: Arc<Counters>,
     of_vm: Arc<AtomicUsize>,
+    tenant: Tenant,
 }
 
 impl Place {
-    fn take(counters: &Arc<Counters>, of_vm: &Arc<AtomicUsize>) -> Option<Self> {
+    fn take(counters: &Arc<Counters>, of_vm: &Arc<AtomicUsize>, tenant: Tenant) -> Option<Self> {
         take_below(of_vm, WAITING_PER_VM)?;
-        if take_below(&counters.waiting, WAITING).is_none() {
+        if counters.waiting.share().admit(&tenant, 1).is_err() {
             of_vm.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(Self { counters: Arc::clone(counters), of_vm: Arc::clone(of_vm) })
+        Some(Self { counters: Arc::clone(counters), of_vm: Arc::clone(of_vm), tenant })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         self.of_vm.fetch_sub(1, Ordering::Relaxed);
-        self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.counters.waiting.share().release(&self.tenant, 1);
     }
 }
 
@@ -281,6 +306,12 @@ impl Message {
     #[must_use]
     pub fn sink(&self) -> &Sink {
         &self.sink
+    }
+
+    /// Returns whose message it is.
+    #[must_use]
+    pub fn tenant(&self) -> &Tenant {
+        &self.place.tenant
     }
 
     /// Counts the message as delivered, or as failed for a reason, and frees its place.

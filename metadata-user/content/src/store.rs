@@ -119,6 +119,7 @@ impl VmState {
         let owner = record.owner_text().into();
         mailbox.account().allow_connections(record.serve.limits.conns as usize);
         let tenant = record.tenant();
+        mailbox.note_tenant(tenant.clone());
         let sinks = record.sinks.clone();
         Self { owner, keyring, mailbox, sinks, issuer: None, upstream: None, tenant }
     }
