@@ -96,8 +96,18 @@ struct KeyAndFile {
     key: SigningKey,
 }
 
-/// A file as it was read: name, modification time, size, inode.
-type NamedFileIdentity = (String, i64, i64, u64, u64);
+/// A file as it was read. A change of its mode or owner alone changes `changed`.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct NamedFileIdentity {
+    name: String,
+    /// Seconds and nanoseconds of its content's last change.
+    modified: (i64, i64),
+    /// Seconds and nanoseconds of its last change of any kind.
+    changed: (i64, i64),
+    size: u64,
+    inode: u64,
+    mode: u32,
+}
 
 /// The keys of a directory.
 #[derive(Debug)]
@@ -106,6 +116,10 @@ pub struct KeyDirectory {
     algorithm: Algorithm,
     rotation: Rotation,
     seen: Vec<NamedFileIdentity>,
+    /// Why files were skipped.
+    skipped: Vec<String>,
+    /// The system refused to read a file, which may pass without a change of the file.
+    is_incomplete: bool,
     /// The oldest first.
     keys: Vec<KeyAndFile>,
 }
@@ -114,21 +128,22 @@ impl KeyDirectory {
     /// Names a directory; [`look`](Self::look) reads it.
     #[must_use]
     pub fn new(path: PathBuf, algorithm: Algorithm, rotation: Rotation) -> Self {
-        Self { path, algorithm, rotation, seen: Vec::new(), keys: Vec::new() }
+        let (seen, skipped, keys) = (Vec::new(), Vec::new(), Vec::new());
+        Self { path, algorithm, rotation, seen, skipped, is_incomplete: false, keys }
     }
 
-    /// Reads the directory again if a file has changed. Returns the reasons why files are skipped, empty if nothing has
-    /// changed.
+    /// Reads the directory again if a file has changed or could not be read. Returns the reasons why files are skipped,
+    /// empty if nothing has changed.
     ///
     /// # Errors
     /// If the directory cannot be read or has too many keys. The keys then stay unchanged.
     pub fn look(&mut self) -> Result<Vec<DirectoryError>, DirectoryError> {
         let seen = self.list()?;
-        if seen == self.seen {
+        if seen == self.seen && !self.is_incomplete {
             return Ok(Vec::new());
         }
         let (mut keys, mut skipped) = (Vec::new(), Vec::new());
-        for (name, seconds, ..) in &seen {
+        for NamedFileIdentity { name, modified: (seconds, _), .. } in &seen {
             let birth_unix = birth(name).unwrap_or_else(|| u64::try_from(*seconds).unwrap_or(0));
             match self.read(name) {
                 Ok(key) => keys.push(KeyAndFile { birth_unix, name: name.clone(), key }),
@@ -136,8 +151,11 @@ impl KeyDirectory {
             }
         }
         keys.sort_by(|a, b| (a.birth_unix, &a.name).cmp(&(b.birth_unix, &b.name)));
-        (self.keys, self.seen) = (keys, seen);
-        Ok(skipped)
+        self.is_incomplete = skipped.iter().any(|error| matches!(error, DirectoryError::Io { .. }));
+        let reasons: Vec<String> = skipped.iter().map(ToString::to_string).collect();
+        let is_new = seen != self.seen || reasons != self.skipped;
+        (self.keys, self.seen, self.skipped) = (keys, seen, reasons);
+        Ok(if is_new { skipped } else { Vec::new() })
     }
 
     /// Makes a key if the newest one is old, and deletes keys that are no longer needed. Returns whether it did either;
@@ -206,7 +224,14 @@ impl KeyDirectory {
             }
             // Follows links, because kubelet mounts Secrets as links. A file that was just removed is skipped.
             let Ok(status) = fs::metadata(entry.path()) else { continue };
-            seen.push((name, status.mtime(), status.mtime_nsec(), status.size(), status.ino()));
+            seen.push(NamedFileIdentity {
+                name,
+                modified: (status.mtime(), status.mtime_nsec()),
+                changed: (status.ctime(), status.ctime_nsec()),
+                size: status.size(),
+                inode: status.ino(),
+                mode: status.mode(),
+            });
         }
         if found > KEYS {
             return Err(DirectoryError::TooMany { path: self.path.clone(), found });
@@ -403,6 +428,34 @@ mod tests {
         fs::remove_file(room.path().join("good.pem")).expect("removed");
         keys.look().expect("read");
         assert!(matches!(keys.require_key(), Err(DirectoryError::Empty { .. })));
+    }
+
+    #[test]
+    fn a_key_is_used_once_its_mode_is_private() {
+        let room = tempfile::tempdir().expect("a directory");
+        let kid = put(room.path(), "key.pem");
+        let path = room.path().join("key.pem");
+        let mut keys = opened(room.path(), None);
+        for (mode, expected) in [(0o640, None), (0o600, Some(&kid)), (0o604, None), (0o400, Some(&kid))] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).expect("a mode");
+            let skipped = keys.look().expect("read");
+            assert_eq!(skipped.is_empty(), expected.is_some(), "{mode:o}: {skipped:?}");
+            assert_eq!(keys.signing(NOW).map(SigningKey::kid), expected.map(String::as_str), "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_the_system_refuses_is_tried_again_and_named_once() {
+        let room = tempfile::tempdir().expect("a directory");
+        let kid = put(room.path(), "key.pem");
+        // Sockets cannot be opened.
+        let _socket = std::os::unix::net::UnixListener::bind(room.path().join("socket.pem")).expect("bound");
+        let mut keys = opened(room.path(), None);
+        let skipped = keys.look().expect("read");
+        assert!(matches!(&*skipped, [DirectoryError::Io { action: "open", .. }]), "{skipped:?}");
+        assert!(keys.is_incomplete);
+        assert!(keys.look().expect("read").is_empty(), "a reason is given once");
+        assert_eq!(keys.signing(NOW).map(SigningKey::kid), Some(kid.as_str()));
     }
 
     #[test]
