@@ -4,8 +4,9 @@
 //! therefore on disk, complete and synced, before the client gets its answer. The files contain payloads and
 //! credentials, so they have mode 0600.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::{fmt, fs, io};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -78,49 +79,130 @@ impl RegistrationStore {
         if private_file::remove(&path)? { private_file::sync_directory(&path) } else { Ok(()) }
     }
 
-    /// Reads every record. Files that cannot be used stay in place, and a warning is logged.
+    /// Reads every record that can be read.
     pub(super) fn read(&self, limits: &RecordLimits) -> Vec<(RecordId, Record)> {
-        let Some(directory) = &self.0 else { return Vec::new() };
-        let entries = match fs::read_dir(directory) {
-            Ok(entries) => entries,
+        self.read_all(limits).records
+    }
+
+    /// Reads every record, and tells which are missing because the system could not read them. Files that cannot be used
+    /// stay in place, and a warning is logged.
+    pub(super) fn read_all(&self, limits: &RecordLimits) -> StoredRecords {
+        let mut stored = StoredRecords::default();
+        let Some(directory) = &self.0 else { return stored };
+        let paths = match list(directory) {
+            Ok(paths) => paths,
             Err(error) => {
-                if error.kind() != io::ErrorKind::NotFound {
-                    warn!("registered records are not served: {}: {error}", directory.display());
+                warn!(
+                    "registered records cannot be listed: {}: {error}; those that were read before stay in force",
+                    directory.display()
+                );
+                stored.is_partial = true;
+                return stored;
+            }
+        };
+        let mut counts = BTreeMap::new();
+        for path in paths {
+            match read(&path, limits) {
+                Ok((id, record)) => {
+                    let count: &mut usize = counts.entry(id.source).or_default();
+                    if *count == MAX_RECORDS {
+                        warn!("{}: not served: expected at most {MAX_RECORDS} records", path.display());
+                        continue;
+                    }
+                    *count += 1;
+                    stored.records.push((id, record));
                 }
-                return Vec::new();
+                Err(Unusable::System(error)) => {
+                    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                    warn!(
+                        "{}: not read: {error}; a version that was read before stays in force",
+                        path.display()
+                    );
+                    stored.unread.insert(name, error.to_string());
+                }
+                Err(reason @ Unusable::Content(_)) => {
+                    warn!(
+                        "{}: not served: {reason}; register the VM again, or remove the file",
+                        path.display()
+                    );
+                }
             }
-        };
-        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-        // The names of files that are being written begin with a dot.
-        let whole = |path: &PathBuf| {
-            path.extension().is_some_and(|ending| ending == "json")
-                && path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."))
-        };
-        let read = |path: PathBuf| match read(&path, limits) {
-            Ok(found) => Some(found),
-            Err(reason) => {
-                warn!("{}: not served: {reason}; register the VM again, or remove the file", path.display());
-                None
-            }
-        };
-        paths.filter(whole).take(MAX_RECORDS).filter_map(read).collect()
+        }
+        stored
     }
 }
 
-fn file_of(id: &RecordId) -> String {
+/// The records of the directory.
+#[derive(Debug, Default)]
+pub(super) struct StoredRecords {
+    pub(super) records: Vec<(RecordId, Record)>,
+    /// Why files could not be read, by their names. The files may be good.
+    unread: BTreeMap<String, String>,
+    /// The directory could not be listed, so any record may be missing.
+    pub(super) is_partial: bool,
+}
+
+impl StoredRecords {
+    /// Why a record is missing although there is a file for it.
+    pub(super) fn why_unread(&self, id: &RecordId) -> Option<&str> {
+        self.unread.get(&file_of(id)).map(String::as_str)
+    }
+}
+
+/// Why a file is not used.
+#[derive(Debug)]
+enum Unusable {
+    /// The system cannot read it now.
+    System(io::Error),
+    /// It is not a record that this agent reads.
+    Content(String),
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::System(error) => error.fmt(f),
+            Self::Content(reason) => f.write_str(reason),
+        }
+    }
+}
+
+/// The paths of all files of records. Half of a list would remove the VMs of the other half.
+fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    // The names of files that are being written begin with a dot.
+    let whole = |path: &PathBuf| {
+        path.extension().is_some_and(|ending| ending == "json")
+            && path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."))
+    };
+    let paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+    Ok(paths.into_iter().filter(whole).collect())
+}
+
+pub(super) fn file_of(id: &RecordId) -> String {
     let digest = Sha256::digest(id.key.as_bytes());
     format!("{}-{}.json", id.source.name(), hex(&digest[..16]))
 }
 
 /// Reads one record. The error text contains nothing from the file.
-fn read(path: &Path, limits: &RecordLimits) -> Result<(RecordId, Record), String> {
-    let bytes = private_file::read(path, FORM.bytes).map_err(|error| error.to_string())?;
-    let bytes = bytes.ok_or("the file is gone")?;
+fn read(path: &Path, limits: &RecordLimits) -> Result<(RecordId, Record), Unusable> {
+    let bytes = private_file::read(path, FORM.bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::FileTooLarge => Unusable::Content(error.to_string()),
+        _ => Unusable::System(error),
+    })?;
+    let bytes = bytes.ok_or_else(|| Unusable::Content("the file is gone".into()))?;
+    parsed(&bytes, limits).map_err(Unusable::Content)
+}
+
+fn parsed(bytes: &[u8], limits: &RecordLimits) -> Result<(RecordId, Record), String> {
     let unknown = |_| "expected a file that the agent wrote".to_owned();
     // Another version may have other fields.
-    let head = serde_json::from_slice(&bytes).map_err(unknown)?;
+    let head = serde_json::from_slice(bytes).map_err(unknown)?;
     FORM.accept(&head).map_err(|error| error.to_string())?;
-    let stored: StoredRecord<'_> = serde_json::from_slice(&bytes).map_err(unknown)?;
+    let stored: StoredRecord<'_> = serde_json::from_slice(bytes).map_err(unknown)?;
     let within = RecordLimits { record_bytes: FORM.bytes, ..limits.clone() };
     let (record, _) = Record::parse_within(&within, "instance.json", stored.record.get())
         .map_err(|error| error.to_string())?;
@@ -204,7 +286,7 @@ mod tests {
         fs::create_dir(room.path().join(DIRECTORY)).expect("a directory");
         fs::write(&path, later).expect("written");
         assert!(shelf.read(&RecordLimits::DEFAULT).is_empty());
-        let reason = read(&path, &RecordLimits::DEFAULT).expect_err("a refusal");
+        let reason = read(&path, &RecordLimits::DEFAULT).expect_err("a refusal").to_string();
         assert!(reason.contains("instance of version 1, found version 2"), "{reason}");
         shelf.put(&id, record("web").to_json().expect("JSON")).expect("written");
         assert_eq!(shelf.read(&RecordLimits::DEFAULT), [(id, record("web"))]);
@@ -227,6 +309,29 @@ mod tests {
         }
         let found = shelf.read(&RecordLimits::DEFAULT);
         assert_eq!(found.into_iter().map(|(id, _)| id).collect::<Vec<_>>(), [id]);
+    }
+
+    #[test]
+    fn what_the_system_does_not_read_is_told_from_what_is_not_there() {
+        let room = tempfile::tempdir().expect("a directory");
+        let shelf = RegistrationStore::below(Some(room.path()));
+        let ids = ["a", "b", "c"].map(|name| RecordId::new(RecordSource::Api, name));
+        ids.iter().for_each(|id| {
+            shelf.put(id, record("a").to_json().expect("JSON")).expect("written");
+        });
+        let path = |id: &RecordId| room.path().join(DIRECTORY).join(file_of(id));
+        // A directory can be opened and not be read.
+        fs::remove_file(path(&ids[0])).expect("removed");
+        fs::create_dir(path(&ids[0])).expect("a directory");
+        fs::write(path(&ids[1]), "{").expect("written");
+        let stored = shelf.read_all(&RecordLimits::DEFAULT);
+        assert!(!stored.is_partial);
+        assert_eq!(stored.records.iter().map(|(id, _)| id).collect::<Vec<_>>(), [&ids[2]]);
+        assert_eq!(ids.each_ref().map(|id| stored.why_unread(id).is_some()), [true, false, false]);
+        fs::remove_dir_all(room.path().join(DIRECTORY)).expect("removed");
+        assert!(!shelf.read_all(&RecordLimits::DEFAULT).is_partial, "there is nothing");
+        fs::write(room.path().join(DIRECTORY), "in the way").expect("written");
+        assert!(shelf.read_all(&RecordLimits::DEFAULT).is_partial, "nobody knows");
     }
 
     #[test]

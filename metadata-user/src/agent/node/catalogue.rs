@@ -483,13 +483,29 @@ impl RecordCatalogue {
         touched
     }
 
+    /// Reads the registered records, and removes those that are not stored any more. What the system cannot read now may
+    /// still be there, so the version that was read before stays in force.
     fn read_registered(&mut self) -> TouchedPorts {
         let sources = RecordSource::ALL.into_iter().filter(|source| source.is_kept());
-        sources.clone().for_each(|source| self.registry.begin(source));
-        self.registered.etags.clear();
-        let stored = self.registered.shelving.shelf.read(&self.registered.shelving.limits);
+        let stored = self.registered.shelving.shelf.read_all(&self.registered.shelving.limits);
         let mut touched = TouchedPorts::default();
-        for (id, record) in stored.into_iter().filter(|(id, _)| id.source.is_kept()) {
+        if !stored.is_partial {
+            sources.clone().for_each(|source| self.registry.begin(source));
+            let unread: BTreeMap<RecordId, String> = self
+                .registered
+                .etags
+                .keys()
+                .filter_map(|id| Some((id.clone(), stored.why_unread(id)?.to_owned())))
+                .collect();
+            self.registered.etags.retain(|id, _| unread.contains_key(id));
+            for (id, reason) in unread {
+                let reason = format!("expected to read its file, found: {reason}; register it again");
+                let event =
+                    FeedEvent::Rejected { key: id.key.as_ref().into(), error: FeedError::Vm { reason } };
+                touched.merge(self.on_event(id.source, event));
+            }
+        }
+        for (id, record) in stored.records.into_iter().filter(|(id, _)| id.source.is_kept()) {
             match etag(&record) {
                 Ok(etag) => touched.merge(self.register(&id, TaggedRecord { record: record.into(), etag })),
                 Err(error) => tracing::warn!(record = %id, "not served: {error}"),
@@ -583,11 +599,12 @@ pub(crate) fn etag(record: &Record) -> serde_json::Result<Arc<str>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::sync::Arc;
 
     use metadata_common::port::PortName;
     use metadata_content::account::{Account, CONNECTIONS_PER_VM, ConnectionUsage, Resource};
-    use metadata_content::record::{Dialect, Owner, Record};
+    use metadata_content::record::{Dialect, Owner, Record, RecordLimits};
     use metadata_content::source::RecordSource;
     use metadata_content::store::{Responses, VmState};
     use metadata_content::token::TokenKind;
@@ -595,7 +612,8 @@ mod tests {
     use metadata_feed::registry::RecordId;
     use metadata_feed::{FeedError, FeedEvent};
 
-    use super::{RecordCatalogue, TouchedPorts, effect_of_refusal};
+    use super::{RecordCatalogue, RegistrationConfig, TouchedPorts, effect_of_refusal};
+    use crate::agent::registration_store::{self, RegistrationStore};
     use crate::agent::state::NodeState;
     use crate::config::Config;
 
@@ -700,6 +718,45 @@ mod tests {
         ] {
             assert_eq!(effect_of_refusal(is_good, &error), expected, "{error:?}");
         }
+    }
+
+    #[test]
+    fn a_registered_record_that_cannot_be_read_again_stays_in_force_until_its_file_is_gone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = RegistrationStore::below(Some(directory.path()));
+        let ids = [("a", 1), ("b", 2), ("c", 3)].map(|(name, n)| {
+            let id = RecordId::new(RecordSource::Api, name);
+            let FeedEvent::Upsert { record, .. } = upsert(&format!("tap{n}"), 1) else {
+                unreachable!("an upsert")
+            };
+            let json = record.to_json().expect("JSON").replace("0f5e8a1b2c3d", &format!("{n:012}"));
+            store.put(&id, json).expect("stored");
+            id
+        });
+        let mut catalogue = catalogue();
+        let shelving = RegistrationConfig { shelf: store, limits: RecordLimits::DEFAULT, most: ids.len() };
+        let _touched = catalogue.set_shelf(shelving);
+        let below = directory.path().join(registration_store::DIRECTORY);
+        let file = |id: &RecordId| below.join(registration_store::file_of(id));
+        let served = |catalogue: &RecordCatalogue| {
+            ids.each_ref().map(|id| catalogue.record(id).is_some() && catalogue.etag_of(id).is_some())
+        };
+        assert_eq!(served(&catalogue), [true; 3]);
+        // A directory can be opened and not be read.
+        fs::remove_file(file(&ids[0])).expect("removed");
+        fs::create_dir(file(&ids[0])).expect("a directory");
+        fs::remove_file(file(&ids[1])).expect("removed");
+        let _touched = catalogue.reload_state();
+        assert_eq!(served(&catalogue), [true, false, true]);
+        let refusal = catalogue.registry().refusal(&ids[0]).expect("it is told");
+        assert!(refusal.contains("expected to read its file"), "{refusal}");
+        fs::rename(&below, directory.path().join("aside")).expect("renamed");
+        fs::write(&below, "in the way").expect("written");
+        let _touched = catalogue.reload_state();
+        assert_eq!(served(&catalogue), [true, false, true], "no list, so nothing is known to be gone");
+        fs::remove_file(&below).expect("removed");
+        let _touched = catalogue.reload_state();
+        assert_eq!(served(&catalogue), [false; 3]);
     }
 
     #[test]
