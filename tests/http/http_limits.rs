@@ -482,7 +482,7 @@ fn a_vm_above_its_rate_waits_its_turn_and_gets_429_if_it_waits_too_long() {
     assert!((4..=5).contains(&early), "two at once and then one per second, not {early}");
     let put = world.client.begin(50_000, &bare_put("/latest/api/token"));
     world.wait(Duration::from_millis(10));
-    assert_eq!(responses(&world.client.talks[put].received, &[])[0].status, 404, "a token never waits");
+    assert_eq!(responses(&world.client.talks[put].received, &[])[0].status, 405, "a token never waits");
     world.wait(Duration::from_secs(2));
     let mut refused = 0;
     for talk in talks {

@@ -16,7 +16,8 @@
 //!
 //! `/healthz` and `/readyz` read only flags and heartbeats ([`Health`]). Every other request goes to the control loop
 //! through a queue of [`QUEUE`]. The answer is 503 if the queue is full or the loop takes longer than
-//! [`ANSWER_WITHIN`].
+//! [`ANSWER_WITHIN`]. Anybody on the network may reach the metrics address, so its requests have a queue of their own
+//! ([`NETWORK_QUEUE`]), which the loop reads last, and follow one another at [`NETWORK_EVERY`].
 
 pub(super) mod instances;
 mod listen;
@@ -51,6 +52,10 @@ use crate::metrics;
 
 /// Limit on requests that wait for the control loop; further ones are answered 503.
 pub(super) const QUEUE: usize = 8;
+/// The same for requests of the metrics address.
+pub(super) const NETWORK_QUEUE: usize = 4;
+/// Least time between two requests of the metrics address to the control loop; further ones wait.
+pub(super) const NETWORK_EVERY: Duration = Duration::from_millis(100);
 /// Limit on the time the control loop may take for an answer.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Limit on a request's body, in bytes.
@@ -85,6 +90,42 @@ struct Agent {
     health: Arc<Health>,
     registrar: Arc<Registrar>,
     requests: mpsc::Sender<ControlRequest>,
+    /// For the metrics address.
+    pace: Option<Arc<Pace>>,
+}
+
+/// Makes requests follow one another at [`NETWORK_EVERY`].
+#[derive(Debug, Default)]
+struct Pace(tokio::sync::Mutex<Option<tokio::time::Instant>>);
+
+impl Pace {
+    /// Waits for the turn of a request. A client that goes away before its turn does not move the next one.
+    async fn turn(&self) {
+        let mut next = self.0.lock().await;
+        if let Some(at) = *next {
+            tokio::time::sleep_until(at).await;
+        }
+        *next = Some(tokio::time::Instant::now() + NETWORK_EVERY);
+    }
+}
+
+/// The requests of both listeners, those of the control socket first.
+#[derive(Debug)]
+pub(super) struct ControlRequests {
+    control: mpsc::Receiver<ControlRequest>,
+    network: mpsc::Receiver<ControlRequest>,
+}
+
+impl ControlRequests {
+    /// Waits for the next request; `None` once both routers are dropped. No request is lost if the wait is given up.
+    pub(super) async fn recv(&mut self) -> Option<ControlRequest> {
+        tokio::select! {
+            biased;
+            Some(request) = self.control.recv() => Some(request),
+            Some(request) = self.network.recv() => Some(request),
+            else => None,
+        }
+    }
 }
 
 /// The routers of both listeners, and the receiver of their requests.
@@ -94,14 +135,17 @@ pub(super) struct Routers {
     /// For the control socket.
     pub(super) control: Router,
     /// The requests of both.
-    pub(super) requests: mpsc::Receiver<ControlRequest>,
+    pub(super) requests: ControlRequests,
 }
 
 impl Routers {
     /// With `page`, the metrics address also has the page with the live view, for these hosts.
     pub(super) fn new(health: Arc<Health>, registrar: Arc<Registrar>, page: Option<PageHosts>) -> Self {
-        let (sender, requests) = mpsc::channel(QUEUE);
-        let agent = Agent { health, registrar, requests: sender };
+        let (sender, control) = mpsc::channel(QUEUE);
+        let (network_sender, network) = mpsc::channel(NETWORK_QUEUE);
+        let requests = ControlRequests { control, network };
+        let agent = Agent { health, registrar, requests: sender, pace: None };
+        let for_network = Agent { requests: network_sender, pace: Some(Arc::default()), ..agent.clone() };
         let both = Router::new()
             .route("/metrics", get(scrape))
             .route("/healthz", get(live))
@@ -117,16 +161,20 @@ impl Routers {
             Some(hosts) => page::routes(both, hosts),
             None => both,
         };
-        Self { metrics: metrics.with_state(agent.clone()), control: control.with_state(agent), requests }
+        Self { metrics: metrics.with_state(for_network), control: control.with_state(agent), requests }
     }
 }
 
 impl Agent {
-    /// Sends a request to the control loop and waits for the answer. Fails at once if the queue is full.
+    /// Sends a request to the control loop and waits for the answer. Fails at once if the queue is full. One of the
+    /// metrics address first waits for its turn.
     async fn ask<T>(
         &self,
         question: impl FnOnce(oneshot::Sender<T>) -> ControlRequest,
     ) -> Result<T, ControlLoopBusy> {
+        if let Some(pace) = &self.pace {
+            tokio::time::timeout(ANSWER_WITHIN, pace.turn()).await.map_err(|_| ControlLoopBusy)?;
+        }
         let (reply, answer) = oneshot::channel();
         self.requests.try_send(question(reply)).map_err(|_| ControlLoopBusy)?;
         match tokio::time::timeout(ANSWER_WITHIN, answer).await {
@@ -224,7 +272,7 @@ async fn log_refusal(
     request: Request<Body>,
     next: Next,
 ) -> Response {
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let (method, path) = (request.method().clone(), listen::beginning(request.uri().path()).to_owned());
     let response = next.run(request).await;
     let status = response.status().as_u16();
     if !matches!(method, Method::GET | Method::HEAD)
@@ -276,7 +324,10 @@ mod tests {
 
     use super::listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, LongLivedAnswer, Peer, serve};
     use super::page::VIEWERS;
-    use super::{ANSWER_WITHIN, ControlRequest, PageHosts, QUEUE, Registrar, Routers, SocketListener};
+    use super::{
+        ANSWER_WITHIN, ControlRequest, NETWORK_EVERY, NETWORK_QUEUE, Pace, PageHosts, Registrar, Routers,
+        SocketListener,
+    };
     use crate::agent::Health;
     use crate::config::Config;
     use metadata_control::status::{AgentStatus, PortFilter};
@@ -494,7 +545,7 @@ mod tests {
         let bench = Bench::new(false).await;
         let mut waiting = Vec::new();
         let start = Instant::now();
-        for _ in 0..QUEUE {
+        for _ in 0..NETWORK_QUEUE {
             let mut stream = bench.connect().await;
             stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("room");
             waiting.push(stream);
@@ -517,6 +568,59 @@ mod tests {
         // The timer's clock is coarser than this one.
         let spent = start.elapsed() + Duration::from_millis(5);
         assert!(spent >= ANSWER_WITHIN, "given up after {spent:?}");
+    }
+
+    #[tokio::test]
+    async fn scrapers_do_not_take_the_places_of_the_control_socket() {
+        let Routers { metrics, control, mut requests } =
+            Routers::new(Health::new(vec![]), Registrar::new(&Config::default()), None);
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("socket");
+        let socket = SocketListener::from(UnixListener::bind(&path).expect("a socket"));
+        let doors = [tokio::spawn(serve(listener, metrics)), tokio::spawn(serve(socket, control))];
+        let scrape = move || async move {
+            let stream = TcpStream::connect(address).await.expect("a connection");
+            ask(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await
+        };
+        // The control loop is busy, so the requests of scrapers stay in their queue.
+        let mut scrapers = tokio::task::JoinSet::new();
+        (0..CONNECTIONS / 2).for_each(|_| drop(scrapers.spawn(scrape())));
+        let refused = scrapers.join_next().await.expect("a scraper").expect("no panic");
+        assert_eq!(refused, (503, "busy\n".into()), "the queue is full");
+        let asked = tokio::spawn(async move {
+            let stream = UnixStream::connect(&path).await.expect("a connection");
+            let bytes = "GET /v1/status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+            ask(stream, bytes).await.0
+        });
+        while requests.control.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        match requests.recv().await.expect("a question") {
+            ControlRequest::Status(_, reply) => {
+                reply.send(Box::new(AgentStatus::default())).expect("a client");
+            }
+            other => panic!("expected the status first, found {other:?}"),
+        }
+        assert_eq!(asked.await.expect("no panic"), 200);
+        let queued = std::iter::from_fn(|| requests.network.try_recv().ok()).count();
+        assert!(queued <= NETWORK_QUEUE, "{queued}");
+        doors.iter().for_each(JoinHandle::abort);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_of_the_network_follow_one_another_at_intervals() {
+        let (pace, begun) = (Pace::default(), tokio::time::Instant::now());
+        let turns = || begun.elapsed().as_millis() / NETWORK_EVERY.as_millis();
+        for n in 0..5 {
+            pace.turn().await;
+            assert_eq!(turns(), n, "the clock is coarse, but not that coarse");
+        }
+        // A client that goes away before its turn.
+        assert!(tokio::time::timeout(NETWORK_EVERY / 2, pace.turn()).await.is_err());
+        pace.turn().await;
+        assert_eq!(turns(), 5);
     }
 
     #[tokio::test]

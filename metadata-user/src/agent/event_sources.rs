@@ -18,7 +18,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Interval, MissedTickBehavior};
 use tracing::{debug, warn};
 
-use super::endpoint::{self, ControlRequest, ControlSocket, PageHosts, Registrar, Routers};
+use super::endpoint::{self, ControlRequest, ControlRequests, ControlSocket, PageHosts, Registrar, Routers};
 use super::handover::{TakeoverCall, TakeoverListener, TakeoverRequest};
 use super::health::Health;
 use super::node::Node;
@@ -34,7 +34,7 @@ const LOOK_FOR_SOCKETS: Duration = Duration::from_secs(2);
 
 /// The listeners of an agent that serves.
 pub(super) struct Listeners {
-    requests: mpsc::Receiver<ControlRequest>,
+    requests: ControlRequests,
     takeover: TakeoverListener,
     metrics: (Router, Option<AbortHandle>),
     socket: ControlSocket,

@@ -122,8 +122,9 @@ pub(crate) async fn serve<L: PeerListener>(listener: L, app: Router) -> anyhow::
         let (peer, holder) = (L::peer(&stream), L::holder(&stream));
         let for_handlers = stay.clone();
         let prepare = move |request: &mut Request<Incoming>| {
-            if !matches!(*request.method(), Method::GET | Method::HEAD) {
-                info!(by = %peer, method = %request.method(), path = request.uri().path(), "request for a change");
+            if is_logged(peer, request.method()) {
+                let path = beginning(request.uri().path());
+                info!(by = %peer, method = %request.method(), path, "request for a change");
             }
             let extensions = request.extensions_mut();
             extensions.insert(peer);
@@ -133,6 +134,19 @@ pub(crate) async fn serve<L: PeerListener>(listener: L, app: Router) -> anyhow::
         http_connection::serve(stream, app.clone(), LIMITS, stay, prepare)
     };
     match metadata_feed::listen::serve(&listener, places, attend).await {}
+}
+
+/// Limit on a path in the log, in bytes.
+const LOGGED_PATH: usize = 256;
+
+/// Returns whether a request is logged. The network cannot change anything, and must not fill the log.
+fn is_logged(peer: Peer, method: &Method) -> bool {
+    matches!(peer, Peer::Process { .. }) && !matches!(*method, Method::GET | Method::HEAD)
+}
+
+/// The beginning of a path, for the log.
+pub(super) fn beginning(path: &str) -> &str {
+    &path[..path.floor_char_boundary(LOGGED_PATH)]
 }
 
 // The control socket and the run directory it is in.
@@ -390,7 +404,30 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::path::Path;
 
-    use super::{ControlSocket, SocketError, gid_of, make_run};
+    use axum::http::Method;
+
+    use super::{ControlSocket, LOGGED_PATH, Peer, SocketError, beginning, gid_of, is_logged, make_run};
+
+    #[test]
+    fn only_requests_of_processes_for_a_change_are_logged_and_their_paths_are_cut() {
+        let process = Peer::Process { uid: 0, gid: 0, pid: None };
+        for (peer, method, expected) in [
+            (process, Method::PUT, true),
+            (process, Method::DELETE, true),
+            (process, Method::GET, false),
+            (process, Method::HEAD, false),
+            (Peer::Network, Method::PUT, false),
+            (Peer::Network, Method::OPTIONS, false),
+            (Peer::Network, Method::GET, false),
+        ] {
+            assert_eq!(is_logged(peer, &method), expected, "{peer} {method}");
+        }
+        let long = format!("/v1/instances/{}", "x".repeat(16 << 10));
+        assert_eq!(
+            (beginning(&long).len(), beginning("/v1/instances/web")),
+            (LOGGED_PATH, "/v1/instances/web")
+        );
+    }
 
     #[tokio::test]
     async fn the_socket_is_private_and_is_removed_with_the_agent() {

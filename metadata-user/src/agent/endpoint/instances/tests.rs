@@ -9,11 +9,10 @@ use axum::http::Method;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::super::listen::{self, CONTROL_CONNECTIONS, LIFE};
-use super::super::{ControlRequest, Routers, SocketListener};
+use super::super::{ControlRequest, ControlRequests, Routers, SocketListener};
 use super::{BODY_MAX, CheckedRegistration, EVENT_WAITS, InstanceRequest, OPENAPI, Registrar, WAITS, routes};
 use crate::agent::Health;
 use crate::agent::node::{ChangedEvents, ClearedData, RegistrationConflict, TaggedRecord};
@@ -193,7 +192,7 @@ impl Bench {
     }
 }
 
-async fn work(mut requests: mpsc::Receiver<ControlRequest>, book: Arc<Mutex<Book>>) {
+async fn work(mut requests: ControlRequests, book: Arc<Mutex<Book>>) {
     while let Some(request) = requests.recv().await {
         let ControlRequest::Instances(ask) = request else { panic!("{request:?}") };
         book.lock().expect("nobody died with it").answer(ask);
