@@ -11,12 +11,13 @@
 //! the wrong record. The start time of a process distinguishes it from every other process with its PID (proc(5),
 //! `starttime`, in ticks since boot). Unlike a pidfd, it needs no descriptor for each pod.
 
+use rustix::fs::{Mode, OFlags, fstatfs};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::{fs, io};
@@ -112,10 +113,8 @@ impl Netns {
         unchanged: impl Fn() -> Result<(), LinkError>,
     ) -> Result<Self, LinkError> {
         unchanged()?;
-        // Non-blocking: a record may name a FIFO, and opening that would wait for a writer.
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let failed = |source| LinkError::Namespace { name: name.into(), source };
-        let file = file.map_err(failed)?;
+        let file = open_namespace(path).map_err(failed)?;
         let found = file.metadata().map_err(failed)?;
         // The process of the name did not change while its namespace was opened, so the file is the right one.
         unchanged()?;
@@ -157,6 +156,20 @@ impl Netns {
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
+}
+
+/// File system of namespaces (magic.h, `NSFS_MAGIC`).
+const NSFS: u64 = 0x6e73_6673;
+
+/// Opens the file of a namespace. Who may register a VM names the path: the agent, as root, must not open anything else,
+/// because opening alone has an effect on some devices, and waits for the other end of a FIFO. With `O_PATH` nothing is
+/// opened, and what was found is then opened by its descriptor.
+fn open_namespace(path: &Path) -> io::Result<File> {
+    let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    if !u64::try_from(fstatfs(&found)?.f_type).is_ok_and(|kind| kind == NSFS) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no namespace"));
+    }
+    File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))
 }
 
 /// The path of a namespace's file; `None` for a name that is neither a plain file name nor an absolute path.
@@ -348,6 +361,17 @@ mod tests {
         let error = Netns::open("no-such-namespace-4242").expect_err("no such namespace");
         assert!(matches!(error, LinkError::Namespace { .. }));
         assert!(error.to_string().contains("/run/netns"), "{error}");
+    }
+
+    #[test]
+    fn a_path_is_opened_only_if_it_is_a_namespace() {
+        for name in ["/proc/thread-self/ns/net", "/proc/self/ns/net"] {
+            assert!(Netns::open(name).expect("a namespace").is_here(), "{name}");
+        }
+        for name in ["/dev/null", "/dev/zero", "/proc/self/stat", "/proc/self", "/"] {
+            let error = Netns::open(name).expect_err("no namespace").to_string();
+            assert!(error.contains("it is no namespace"), "{name}: {error}");
+        }
     }
 
     #[test]
