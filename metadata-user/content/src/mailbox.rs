@@ -86,6 +86,8 @@ struct RecordValues {
     instance: Option<Box<str>>,
     /// SHA-256 over a salt ([`MailboxState`]) and `admin.password`; empty without a password.
     password: Base64,
+    /// The same of the password that the guest was given last; `None` since the start of the agent.
+    given: Option<Base64>,
 }
 
 impl fmt::Debug for Mailbox {
@@ -116,6 +118,7 @@ impl Mailbox {
             tenant: Tenant::Vm(kept.vm().into()),
             instance: None,
             password: Base64(Bytes::new()),
+            given: None,
         });
         Self {
             kept: Arc::new(kept),
@@ -166,17 +169,19 @@ impl Mailbox {
     /// Stores `vm.name`, for messages, and `admin.password` of the VM's record. A changed password is served again
     /// even if the guest confirmed the former one.
     pub fn note_record(&self, name: &str, admin_password: Option<&str>) {
-        let digest = Base64(admin_password.map_or_else(Bytes::new, |password| {
-            let salt = self.kept.read(|state| state.salt.clone());
-            let salt = salt.as_deref().unwrap_or(self.vm());
-            let salted = Sha256::new().chain_update(salt).chain_update(":").chain_update(password);
-            Bytes::copy_from_slice(&salted.finalize())
-        }));
+        let digest = admin_password.map_or_else(|| Base64(Bytes::new()), |password| self.digest(password));
         let mut noted = locked(&self.noted);
         if self.kept.read(|state| state.taken_password.as_ref().is_some_and(|taken| *taken != digest)) {
             self.kept.change(|state| state.taken_password = None);
         }
         (noted.name, noted.password) = (name.into(), digest);
+    }
+
+    fn digest(&self, password: &str) -> Base64 {
+        let salt = self.kept.read(|state| state.salt.clone());
+        let salt = salt.as_deref().unwrap_or(self.vm());
+        let salted = Sha256::new().chain_update(salt).chain_update(":").chain_update(password);
+        Base64(Bytes::copy_from_slice(&salted.finalize()))
     }
 
     /// Stores the tenant of the VM's record; without it, the VM is a tenant by itself.
@@ -261,9 +266,28 @@ impl Mailbox {
         self.kept.read(|state| state.taken_password.is_some())
     }
 
-    /// Records that the guest saved the record's password (`saved_password`). It is then not served again.
-    pub fn take_password(&self) {
+    /// Notes that the guest is given this password.
+    pub fn give_password(&self, password: &str) {
+        let digest = self.digest(password);
+        locked(&self.noted).given = Some(digest);
+    }
+
+    /// Records that the guest saved the password that it was given (`saved_password`), or else `rendered`, the one of
+    /// the answers that it asks. A password that the record has now and the guest does not have is still served.
+    pub fn confirm_password(&self, rendered: &str) {
+        let digest = self.digest(rendered);
         let noted = locked(&self.noted);
+        if *noted.given.as_ref().unwrap_or(&digest) == noted.password {
+            self.take(&noted);
+        }
+    }
+
+    /// Records that the guest saved the record's password. It is then not served again.
+    pub fn take_password(&self) {
+        self.take(&locked(&self.noted));
+    }
+
+    fn take(&self, noted: &RecordValues) {
         if !self.password_taken() {
             self.kept.change(|state| state.taken_password = Some(noted.password.clone()));
         }

@@ -83,10 +83,13 @@ fn answer_password(call: &LiveRequest<'_>, password: Option<&Secret>) -> Respons
     let text = match (call.request.headers.get(REQUEST), password) {
         (Some(b"send_my_password"), None) => "",
         (Some(b"send_my_password"), Some(_)) if call.vm.mailbox.password_taken() => SAVED,
-        (Some(b"send_my_password"), Some(password)) => password.expose(),
+        (Some(b"send_my_password"), Some(password)) => {
+            call.vm.mailbox.give_password(password.expose());
+            password.expose()
+        }
         (Some(b"saved_password"), None) => SAVED,
-        (Some(b"saved_password"), Some(_)) => {
-            call.vm.mailbox.take_password();
+        (Some(b"saved_password"), Some(password)) => {
+            call.vm.mailbox.confirm_password(password.expose());
             SAVED
         }
         _ => "bad_request",
@@ -113,6 +116,12 @@ mod tests {
         let mut record = full();
         record["admin"] = json!({ "password": password });
         record
+    }
+
+    /// The guest, after the password of its record was noted, as the agent does before it renders a record.
+    fn noted(guest: DialectGuest, password: &str) -> DialectGuest {
+        guest.responses().vm().mailbox.note_record("web", Some(password));
+        guest
     }
 
     fn flat(mut record: Value) -> DialectGuest {
@@ -159,7 +168,7 @@ mod tests {
     #[test]
     fn a_password_is_served_until_it_is_saved() {
         let (send, saved) = ([(REQUEST, "send_my_password")], [(REQUEST, "saved_password")]);
-        let guest = DialectGuest::of(&with_password("first"));
+        let guest = noted(DialectGuest::of(&with_password("first")), "first");
         let answer = |text: &str| (200, text.to_owned());
         assert_eq!(ask(&guest, "/", &send), answer("first"));
         assert_eq!(ask(&guest, "/any/path", &send), answer("first"), "at any path, any number of times");
@@ -171,6 +180,26 @@ mod tests {
         assert_eq!(ask(&bare, "/", &send), answer(""), "the record has no password");
         assert_eq!(ask(&bare, "/", &saved), answer("saved_password"));
         assert_eq!(ask(&bare, "/", &send), answer(""));
+    }
+
+    #[test]
+    fn a_confirmation_is_for_the_password_that_the_guest_was_given() {
+        let (send, saved) = ([(REQUEST, "send_my_password")], [(REQUEST, "saved_password")]);
+        let answer = |text: &str| (200, text.to_owned());
+        let old = noted(DialectGuest::of(&with_password("first")), "first");
+        assert_eq!(ask(&old, "/", &send), answer("first"));
+        // The record has changed, and its answers are not published yet.
+        let old = noted(old, "second");
+        assert_eq!(ask(&old, "/", &saved), answer("saved_password"));
+        let new = old.changed(&with_password("second"));
+        assert_eq!(ask(&new, "/", &saved), answer("saved_password"), "still the first");
+        assert_eq!(ask(&new, "/", &send), answer("second"));
+        assert_eq!(ask(&new, "/", &saved), answer("saved_password"));
+        assert_eq!(ask(&new, "/", &send), answer("saved_password"));
+        // An agent that has just started has given nothing yet.
+        let again = noted(DialectGuest::of(&with_password("first")), "first");
+        assert_eq!(ask(&again, "/", &saved), answer("saved_password"));
+        assert_eq!(ask(&again, "/", &send), answer("saved_password"));
     }
 
     #[test]
