@@ -10,7 +10,7 @@
 //! These 42 bytes are 56 characters of standard base64 (RFC 4648 §4) without padding or newline, the length of AWS's
 //! tokens. The MAC (RFC 2104) covers the first 18 bytes and the text of the VM's owner.
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit as _, Mac as _};
@@ -141,6 +141,18 @@ impl TokenKeys {
     }
 }
 
+/// The keys that a keyring used at some time. It has no `Debug`, because the keys are secret.
+#[derive(Clone)]
+pub struct KeysInUse(Arc<TokenKeys>);
+
+impl KeysInUse {
+    /// Returns the keys.
+    #[must_use]
+    pub fn keys(&self) -> TokenKeys {
+        TokenKeys::clone(&self.0)
+    }
+}
+
 /// Issues and checks tokens. Neither waits, not even for a rotation.
 pub struct Keyring {
     keys: ArcSwap<TokenKeys>,
@@ -169,6 +181,24 @@ impl Keyring {
     #[must_use]
     pub fn keys(&self) -> TokenKeys {
         TokenKeys::clone(&self.keys.load())
+    }
+
+    /// Returns the keys that are in use now, to tell later whether they still are.
+    #[must_use]
+    pub fn in_use(&self) -> KeysInUse {
+        KeysInUse(self.keys.load_full())
+    }
+
+    /// Returns whether no other keys were set since.
+    #[must_use]
+    pub fn still_uses(&self, keys: &KeysInUse) -> bool {
+        Arc::ptr_eq(&self.keys.load_full(), &keys.0)
+    }
+
+    /// Replaces the keys, unless other keys were set since. Returns whether it did.
+    pub fn replace(&self, former: &KeysInUse, keys: TokenKeys) -> bool {
+        let found = self.keys.compare_and_swap(&former.0, Arc::new(keys));
+        Arc::ptr_eq(&Guard::into_inner(found), &former.0)
     }
 
     /// Replaces the keys.

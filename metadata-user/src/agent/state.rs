@@ -24,7 +24,7 @@ use metadata_content::record::{Owner, Record, RecordLimits};
 use metadata_content::sink::{MessageLoss, Outbox, SinkCounts};
 use metadata_content::source::RecordSource;
 use metadata_content::store::VmState;
-use metadata_content::token::Keyring;
+use metadata_content::token::{Keyring, KeysInUse};
 use metadata_content::upstream::Upstream;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError};
@@ -346,7 +346,9 @@ impl NodeState {
         self.follow_given_key();
         if let Some(path) = self.own_key_file() {
             let (keyring, path, age) = (Arc::clone(&self.keyring), path.to_owned(), self.rotate_after);
-            self.saves.submit(StateFile::TokenKeys, move || rotate(&keyring, &path, age));
+            // By the time of the write, the keys that the operator maintains may be in use.
+            let in_use = keyring.in_use();
+            self.saves.submit(StateFile::TokenKeys, move || rotate(&keyring, &in_use, &path, age));
         }
         let now = Instant::now();
         let (mailboxes, due) = (&self.mailboxes, |since: &Instant| now >= *since + FORGET_AFTER);
@@ -498,8 +500,8 @@ fn lost_messages(counts: SinkCounts, last: &MessageLoss) -> Option<String> {
 }
 
 /// Replaces the token key if it is older than `age`.
-fn rotate(keyring: &Keyring, path: &Path, age: Duration) -> io::Result<()> {
-    if token_file::rotate_if_older(keyring, path, age, unix_now()).map_err(io::Error::other)? {
+fn rotate(keyring: &Keyring, in_use: &KeysInUse, path: &Path, age: Duration) -> io::Result<()> {
+    if token_file::rotate_in_use(keyring, in_use, path, age, unix_now()).map_err(io::Error::other)? {
         info!("token key replaced; tokens of the previous key stay valid until they expire");
     }
     Ok(())
@@ -518,6 +520,9 @@ mod tests {
         token_file, unix_now,
     };
     use crate::logging::LogCollector;
+    use metadata_content::token::TokenKind;
+    use metadata_feed::state::private_file;
+    use std::collections::HashSet;
     use std::time::Instant;
 
     #[test]
@@ -596,6 +601,23 @@ mod tests {
             text.contains(&format!("{}, the file of `token_key`, does not exist", path.display())),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_rotation_that_waits_for_the_disk_does_not_replace_the_operators_key() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join("operator.key");
+        let (directory, token_key) = (Some(room.path().to_owned()), Some(path.clone()));
+        let config = Config { state: directory, token_key, ..Config::default() };
+        let (mut state, _tasks) = NodeState::open(&config).expect("a state directory");
+        state.tend(&HashSet::new());
+        let text = token_file::generate(None, unix_now()).expect("a key");
+        private_file::replace(&path, text.as_bytes()).expect("written");
+        state.follow_given_key();
+        state.saves.flush();
+        let operators = token_file::given(&path).expect("read").expect("it is there");
+        let token = operators.mint(TokenKind::Aws, "vm", 60, unix_now());
+        assert!(state.keyring.verify(TokenKind::Aws, "vm", token.as_bytes(), unix_now()));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use metadata_common::run::unit_hint;
-use metadata_content::token::{Keyring, TokenKeys};
+use metadata_content::token::{Keyring, KeysInUse, TokenKeys};
 
 use crate::state::private_file;
 
@@ -204,10 +204,36 @@ pub fn rotate_if_older(
     now_unix: u64,
 ) -> Result<bool, TokenKeyError> {
     let _turn = take_turn(path)?;
+    rotate_in_turn(keyring, &keyring.in_use(), path, age, now_unix)
+}
+
+/// Like [`rotate_if_older`], for a call that comes late: does nothing if the keyring has other keys than `in_use` by now,
+/// such as those of a file that an operator maintains.
+///
+/// # Errors
+/// The errors of [`open`].
+pub fn rotate_in_use(
+    keyring: &Keyring,
+    in_use: &KeysInUse,
+    path: &Path,
+    age: Duration,
+    now_unix: u64,
+) -> Result<bool, TokenKeyError> {
+    let _turn = take_turn(path)?;
+    if keyring.still_uses(in_use) { rotate_in_turn(keyring, in_use, path, age, now_unix) } else { Ok(false) }
+}
+
+fn rotate_in_turn(
+    keyring: &Keyring,
+    in_use: &KeysInUse,
+    path: &Path,
+    age: Duration,
+    now_unix: u64,
+) -> Result<bool, TokenKeyError> {
     let found = match read(path, KeyFile::Own) {
         Err(TokenKeyError::Malformed { .. }) => {
             set_aside(path)?;
-            let keys = keyring.keys();
+            let keys = in_use.keys();
             write(path, &keys)?;
             Some(keys)
         }
@@ -223,7 +249,7 @@ pub fn rotate_if_older(
     if rotates {
         write(path, &keys)?;
     }
-    keyring.set(keys);
+    keyring.replace(in_use, keys);
     Ok(rotates)
 }
 
@@ -319,7 +345,9 @@ mod tests {
 
     use metadata_content::token::{Keyring, SHORTEST_ROTATION, TokenKind};
 
-    use super::{TokenKeyError, TokenKeys, follow, generate, given, private_file, rotate_if_older};
+    use super::{
+        TokenKeyError, TokenKeys, follow, generate, given, private_file, rotate_if_older, rotate_in_use,
+    };
 
     const VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
     const KINDS: [TokenKind; 3] = [TokenKind::Aws, TokenKind::AliYun, TokenKind::Akamai];
@@ -439,6 +467,29 @@ mod tests {
         assert!(!rotate_if_older(&other, &path, MONTH, later).expect("done by the other"));
         let token = one.mint(TokenKind::Aws, VM, 60, later);
         assert!(other.verify(TokenKind::Aws, VM, token.as_bytes(), later));
+    }
+
+    #[test]
+    fn a_late_rotation_does_not_replace_keys_that_were_set_meanwhile() {
+        let due = NOW + MONTH.as_secs();
+        for text in [None, Some("damaged")] {
+            let (_room, path) = room();
+            let keyring = open(&path);
+            let own = keyring.in_use();
+            if let Some(text) = text {
+                fs::write(&path, text).expect("written");
+            }
+            let before = fs::read(&path).expect("a file");
+            keyring.set(TokenKeys::new(NOW));
+            let token = keyring.mint(TokenKind::Aws, VM, 60, due);
+            assert!(!rotate_in_use(&keyring, &own, &path, MONTH, due).expect("nothing to do"), "{text:?}");
+            assert!(keyring.verify(TokenKind::Aws, VM, token.as_bytes(), due), "{text:?}");
+            assert!(!keyring.replace(&own, TokenKeys::new(NOW)), "{text:?}");
+            assert!(keyring.verify(TokenKind::Aws, VM, token.as_bytes(), due), "{text:?}");
+            assert_eq!(fs::read(&path).expect("a file"), before, "{text:?}");
+            let current = keyring.in_use();
+            assert!(rotate_in_use(&keyring, &current, &path, MONTH, due).is_ok(), "{text:?}");
+        }
     }
 
     #[test]
