@@ -25,7 +25,7 @@ use support::eventually;
 use support::guest::{Guest, Spec};
 use support::netns::Namespace;
 use support::pod::{
-    Binding, Cgroups, Driver, How, Kubelet, Launcher, Plugin, PodNetwork, fresh_uid, is_there,
+    Binding, Cgroups, Driver, How, Kubelet, Launcher, Plugin, PodNetwork, fresh_uid, is_there, vmi_uid,
 };
 use support::privilege::QEMU;
 use support::privileged;
@@ -235,6 +235,25 @@ fn no_process_of_another_pod_is_mistaken_for_the_launcher() {
         let PodEvent::Found(found) = next_event(&mut events).await else { panic!("not found") };
         assert_eq!(found.pid, launcher.pid());
     });
+}
+
+#[privileged::test(allowed)]
+fn a_process_that_names_no_vmi_is_no_launcher_and_one_that_does_is_found_with_it() {
+    let node = Node::new();
+    let pod = Namespace::new("pod").expect("a namespace");
+    for listens in [true, false] {
+        let uid = uid();
+        let how = How { listens, ..How::default() };
+        run(async {
+            let (_pods, mut events) = follow(node.places(), &uid);
+            let nameless = node.launch(&pod, &uid, How { names_vmi: false, ..how });
+            expect_no_event(&mut events).await;
+            nameless.end().expect("it runs");
+            let launcher = node.launch(&pod, &uid, how);
+            let PodEvent::Found(found) = next_event(&mut events).await else { panic!("not found") };
+            assert_eq!((found.pid, found.vmi), (launcher.pid(), vmi_uid(uid.as_str())), "{listens}");
+        });
+    }
 }
 
 #[privileged::test(allowed)]

@@ -33,7 +33,7 @@ fn vmi(number: usize) -> Value {
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
         "metadata": {
             "name": format!("vm-{number}"), "namespace": "shop",
-            "uid": format!("11111111-0000-4000-8000-{number:012}"),
+            "uid": vmi_uid(&pod_of(number)),
             "labels": {"kubevirt.io/nodeName": "n1"},
         },
         "spec": {
@@ -48,6 +48,11 @@ fn vmi(number: usize) -> Value {
         },
         "status": {"phase": "Running", "activePods": {pod_of(number): "n1"}},
     })
+}
+
+/// The UID of the VMI that runs in a pod.
+fn vmi_uid(pod: &str) -> String {
+    pod.replace("33333333", "11111111")
 }
 
 fn pod_of(number: usize) -> String {
@@ -208,7 +213,8 @@ impl Launchers for FindsAtOnce {
                 queues: 1,
             }];
             let netns = format!("/proc/{pid}/ns/net");
-            let pod = Pod { uid: uid.clone(), pid, netns, taps, nics: Vec::new() };
+            let vmi = vmi_uid(uid.as_str());
+            let pod = Pod { uid: uid.clone(), pid, vmi, netns, taps, nics: Vec::new() };
             self.events.try_send((uid.clone(), PodEvent::Found(pod))).expect("room for every pod");
         }
         Ok(())

@@ -146,6 +146,7 @@ fn translated(vmi: &Value, volumes: &[(&str, &str, &str)], options: &Value) -> O
     let pod = Pod {
         uid: "p".parse().expect("a uid"),
         pid: 42,
+        vmi: vmi.metadata.uid.clone(),
         netns: "/proc/42/ns/net".into(),
         taps: vec![Tap {
             ifname: "tap0".into(),

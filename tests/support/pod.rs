@@ -18,12 +18,13 @@ use metadata_common::mac::Mac;
 use metadata_feed::pods::NicNames;
 use metadata_links::mounts::{self, MountEntry};
 use std::fs::Permissions;
+use std::io::{PipeReader, PipeWriter};
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use std::{fs, io};
 
@@ -31,6 +32,12 @@ use crate::eventually;
 use crate::netns::{self, Namespace};
 use crate::privilege::QEMU;
 use crate::tap::{Shape, Tap};
+
+/// The UID of the VMI that a pod's stand-in runs, unless the test chooses another.
+#[must_use]
+pub fn vmi_uid(pod: &str) -> String {
+    format!("vmi-{pod}")
+}
 
 /// A uid that no other pod of this test run has.
 #[must_use]
@@ -228,10 +235,13 @@ impl Kubelet {
 }
 
 // A stand-in for virt-launcher: a process of that name in a pod's namespace and control group. It listens on the
-// launcher's socket.
+// launcher's socket, and its command line names its VMI as KubeVirt's does.
 
-/// Time limit of a stand-in in seconds, in case its test does not end it. The longest user is an hour of soak.
-const LIFE: &str = "7200";
+/// What a stand-in executes: it reads [`INPUT`]. The shell does that itself, so no other process keeps the pod's
+/// namespace.
+const SCRIPT: &str = "read -r end";
+/// The input of all stand-ins. Nobody writes to it, and it ends with this process.
+static INPUT: LazyLock<(PipeReader, PipeWriter)> = LazyLock::new(|| io::pipe().expect("a pipe"));
 /// File name of the socket.
 const SOCKET: &[u8] = b"launcher-sock";
 
@@ -244,12 +254,14 @@ pub struct How {
     pub group: Option<Driver>,
     /// The process name.
     pub name: &'static str,
+    /// Whether its command line names its VMI.
+    pub names_vmi: bool,
 }
 
 impl Default for How {
     /// The properties of a launcher on a node with systemd.
     fn default() -> Self {
-        Self { listens: true, group: Some(Driver::Systemd), name: "virt-launcher" }
+        Self { listens: true, group: Some(Driver::Systemd), name: "virt-launcher", names_vmi: true }
     }
 }
 
@@ -262,21 +274,40 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Starts a stand-in in a pod's namespace.
+    /// Starts a stand-in in a pod's namespace. It runs the VMI of [`vmi_uid`].
     ///
     /// # Errors
     /// When it cannot be started, or cannot listen.
     pub fn start(ns: &Namespace, kubelet: &Kubelet, cgroups: &Cgroups, uid: &str, how: How) -> Result<Self> {
+        Self::start_for(&vmi_uid(uid), ns, kubelet, cgroups, uid, how)
+    }
+
+    /// Like [`Launcher::start`], for the VMI of the UID `vmi`.
+    ///
+    /// # Errors
+    /// The errors of [`Launcher::start`].
+    pub fn start_for(
+        vmi: &str,
+        ns: &Namespace,
+        kubelet: &Kubelet,
+        cgroups: &Cgroups,
+        uid: &str,
+        how: How,
+    ) -> Result<Self> {
         let room = tempfile::tempdir()?;
         fs::set_permissions(room.path(), Permissions::from_mode(0o755))?;
         let program: PathBuf = room.path().join(how.name);
-        symlink("/bin/sleep", &program)?;
+        symlink("/bin/sh", &program)?;
         let sockets = kubelet.sockets(uid)?;
         fs::set_permissions(kubelet.pods(), Permissions::from_mode(0o755))?;
         chown(&sockets, Some(QEMU), Some(QEMU))?;
         let mut command = Command::new(&program);
-        command.arg(LIFE).uid(QEMU).gid(QEMU).current_dir(&sockets);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
+        command.args(["-c", SCRIPT, how.name, "--qemu-timeout", "242s", "--name", "vm"]);
+        if how.names_vmi {
+            command.args(["--uid", vmi]);
+        }
+        command.args(["--namespace", "shop"]).uid(QEMU).gid(QEMU).current_dir(&sockets);
+        command.stdin(INPUT.0.try_clone()?).stdout(Stdio::null()).stderr(Stdio::inherit());
         if how.listens {
             let _ = fs::remove_file(sockets.join("launcher-sock"));
             // SAFETY: between fork and exec, `listen` only makes system calls.

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The caller of [`Pods`] names the pods to watch, and gets their events. A process counts as a pod's launcher only if
-//! its control group belongs to the pod. A pidfd ensures that the PID still means this process. The watch releases the
+//! its control group belongs to the pod and its command line names the VMI that it runs. A pidfd ensures that the PID still means this process. The watch releases the
 //! pod's network namespace when the launcher ends, before it publishes [`PodEvent::Gone`], so that the namespace can
 //! end with the pod.
 //!
@@ -213,6 +213,9 @@ pub struct Pod {
     pub uid: PodUid,
     /// The launcher's PID.
     pub pid: u32,
+    /// The UID of the VMI that the launcher runs, from its command line. KubeVirt's controller writes it there, and
+    /// nobody changes it later; a VMI's `status.activePods` is only what somebody wrote.
+    pub vmi: String,
     /// The network namespace in the form of [`PortName::netns`](metadata_common::port::PortName::netns):
     /// `/proc/<pid>/ns/net`.
     pub netns: String,
@@ -322,8 +325,7 @@ impl FromStr for PodUid {
     type Err = NotAPod;
 
     fn from_str(text: &str) -> Result<Self, NotAPod> {
-        let fits = (1..=UID_MAX).contains(&text.len()) && !text.starts_with('-');
-        if fits && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
+        if is_uid(text) {
             return Ok(Self(text.into()));
         }
         Err(NotAPod { found: text.chars().take(UID_MAX).collect() })
@@ -340,6 +342,12 @@ impl fmt::Debug for PodUid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// True for a UID: 1 to [`UID_MAX`] letters, digits and hyphens.
+fn is_uid(text: &str) -> bool {
+    let fits = (1..=UID_MAX).contains(&text.len()) && !text.starts_with('-');
+    fits && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
 /// True for a volume name that Kubernetes accepts: lower-case letters, digits, hyphens and dots, without a leading dot.

@@ -192,6 +192,7 @@ fn a_vm_with_two_pods_on_this_node_is_served_in_both() {
     let node = Node::new();
     let agent = node.agent();
     let (mut source, mut target) = (node.pod(1), node.pod(1));
+    target.vmi_uid.clone_from(&source.vmi_uid);
     for pod in [&mut source, &mut target] {
         pod.secret("# twice\n");
         pod.launch();

@@ -21,7 +21,9 @@ use support::eventually;
 use support::guest::{Guest, Route, Spec};
 use support::host::{self, Host};
 use support::netns::Namespace;
-use support::pod::{Binding, Cgroups, How, Kubelet, Launcher, Plugin, PodNetwork, fresh_uid, is_there};
+use support::pod::{
+    Binding, Cgroups, How, Kubelet, Launcher, Plugin, PodNetwork, fresh_uid, is_there, vmi_uid,
+};
 use support::privileged;
 use support::record::Identity;
 use support::tap::{Shape, Tap};
@@ -147,7 +149,9 @@ impl Node {
         let identity = Identity::of(number);
         let network = PodNetwork::new(self.host.ns()).expect("a namespace");
         let outer = network.add_nic(&primary(), nic).expect("a NIC");
-        Pod { node: self, uid: fresh_uid(), identity, network, outer, launcher: None }
+        let uid = fresh_uid();
+        let vmi_uid = vmi_uid(&uid);
+        Pod { node: self, uid, vmi_uid, identity, network, outer, launcher: None }
     }
 }
 
@@ -155,6 +159,8 @@ impl Node {
 pub(crate) struct Pod<'a> {
     pub(crate) node: &'a Node,
     pub(crate) uid: String,
+    /// The UID of the VMI that its launcher runs.
+    pub(crate) vmi_uid: String,
     pub(crate) identity: Identity,
     pub(crate) network: PodNetwork<'a>,
     /// The node's end of the pod's NIC, which exists as long as the pod's namespace.
@@ -170,6 +176,7 @@ impl<'a> Pod<'a> {
     /// The VMI of a VM that runs here, with its user-data in a Secret.
     pub(crate) fn vmi(&self) -> Value {
         let mut vmi = vmi(&self.identity, &self.uid);
+        vmi["metadata"]["uid"] = self.vmi_uid.as_str().into();
         vmi["spec"]["volumes"] = json!([{"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "s"}}}]);
         vmi
     }
@@ -207,7 +214,8 @@ impl<'a> Pod<'a> {
 
     pub(crate) fn launch(&mut self) {
         let Node { kubelet, cgroups, .. } = self.node;
-        let launcher = Launcher::start(self.network.ns(), kubelet, cgroups, &self.uid, How::default());
+        let (ns, how) = (self.network.ns(), How::default());
+        let launcher = Launcher::start_for(&self.vmi_uid, ns, kubelet, cgroups, &self.uid, how);
         self.launcher = Some(launcher.expect("a launcher"));
     }
 
@@ -261,7 +269,7 @@ pub(crate) fn vmi(identity: &Identity, pod: &str) -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
         "metadata": {
-            "name": identity.hostname, "namespace": "shop", "uid": format!("vmi-{pod}"),
+            "name": identity.hostname, "namespace": "shop", "uid": vmi_uid(pod),
             "labels": {RUNS_ON: HERE},
         },
         "spec": {

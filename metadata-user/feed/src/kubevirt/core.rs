@@ -9,6 +9,9 @@
 //! source node of a migration the label changes before the launcher ends. After a failed migration the VMI leaves the
 //! watch of the target node, where it never ran. The feed drops it there after [`LINGER`], because the label of a
 //! successful migration arrives within that time.
+//!
+//! A pod belongs to the VMI whose UID is on its launcher's command line. `status.activePods` alone proves nothing:
+//! KubeVirt's VMIs have no status subresource, so a tenant who may update a VMI may write the UID of any pod there.
 
 mod instance;
 mod queue;
@@ -144,10 +147,30 @@ struct KnownVmi {
     instances: BTreeMap<PodUid, VmiInstance>,
     /// Why the newest version is not `vmi`, if it was refused as a whole.
     version_fault: Option<String>,
-    /// Pods that it names and that are another VMI's, with the reason why each is refused.
-    contested: BTreeMap<PodUid, String>,
+    /// Pods that it names and does not get.
+    contested: BTreeMap<PodUid, PodRefusal>,
     /// What was last published under the VMI's key of these two. Its instances publish there what they lack.
     refusal: Option<String>,
+}
+
+/// Why a VMI does not get a pod that it names.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum PodRefusal {
+    /// Another VMI named it first, and its launcher is not found yet or runs that VMI.
+    #[error("already belongs to the VMI {holder}")]
+    Held {
+        /// The key of the other VMI.
+        holder: String,
+    },
+    /// Its launcher runs another VMI. That never changes.
+    #[error(
+        "expected a launcher of this VMI, found that of the VMI with the UID `{vmi}`; remove the pod from \
+         `status.activePods`"
+    )]
+    Runs {
+        /// The UID of the other VMI.
+        vmi: String,
+    },
 }
 
 impl VmiOrigin {
@@ -184,8 +207,8 @@ impl KnownVmi {
 
     /// What of it is refused apart from its instances.
     fn faults(&self) -> Option<String> {
-        let faults = self.version_fault.iter().chain(self.contested.values()).map(String::as_str);
-        let faults: Vec<_> = faults.collect();
+        let pods = self.contested.iter().map(|(uid, refusal)| format!("pod `{uid}` {refusal}"));
+        let faults: Vec<_> = self.version_fault.iter().cloned().chain(pods).collect();
         (!faults.is_empty()).then(|| faults.join("; "))
     }
 }
@@ -357,6 +380,11 @@ impl Core {
     pub fn pod(&mut self, uid: &PodUid, event: PodEvent, now: Instant) {
         let Some(key) = self.owners.get(uid).cloned() else { return };
         let Some(known) = self.vmis.get_mut(&key) else { return };
+        if let PodEvent::Found(pod) | PodEvent::Taps(pod) = &event
+            && pod.vmi != known.vmi.metadata.uid
+        {
+            return self.refuse_pod(&key, uid, &pod.vmi, now);
+        }
         let Some(instance) = known.instances.get_mut(uid) else { return };
         match event {
             PodEvent::Found(pod) | PodEvent::Taps(pod) => {
@@ -458,10 +486,13 @@ impl Core {
         self.vmis.values().map(|known| &*known.vmi)
     }
 
-    /// All VMIs, without copying them.
+    /// All VMIs, without copying them. Those that name another's pod come last: the next agent reads them in this
+    /// order, and until it has found a pod's launcher, the pod is the first one's.
     #[must_use]
     pub fn shared_vmis(&self) -> Vec<Arc<Vmi>> {
-        self.vmis.values().map(|known| Arc::clone(&known.vmi)).collect()
+        let (held, contesting): (Vec<_>, Vec<_>) =
+            self.vmis.values().partition(|known| known.contested.is_empty());
+        held.into_iter().chain(contesting).map(|known| Arc::clone(&known.vmi)).collect()
     }
 
     /// How namespaces share the node's limits of VMIs.
@@ -507,17 +538,39 @@ impl Core {
         }
     }
 
-    /// Returns whether a pod belongs to another VMI, and notes that. The VMI that named a pod first keeps it,
-    /// whatever its name.
+    /// Returns whether a pod belongs to another VMI, and notes that. Until the pod's launcher is found, the VMI that
+    /// named the pod first has it, whatever its name.
     fn contest(&mut self, key: &str, uid: &PodUid) -> bool {
         let Some(known) = self.vmis.get_mut(key) else { return false };
+        if let Some(PodRefusal::Runs { .. }) = known.contested.get(uid) {
+            return true;
+        }
         let Some(holder) = self.owners.get(uid).filter(|holder| *holder != key) else {
             known.contested.remove(uid);
             return false;
         };
-        let reason = format!("pod `{uid}` already belongs to the VMI {holder}");
-        known.contested.insert(uid.clone(), reason);
+        known.contested.insert(uid.clone(), PodRefusal::Held { holder: holder.clone() });
+        // The VMI may have named the pod before the holder did, beyond its namespace's share of pods.
+        self.remove_instance(key, uid);
         true
+    }
+
+    /// Takes a pod from a VMI that its launcher does not run. The VMI that the launcher runs gets it, if it names it.
+    fn refuse_pod(&mut self, key: &str, uid: &PodUid, runs: &str, now: Instant) {
+        self.remove_instance(key, uid);
+        let mut claimants = Vec::new();
+        for (other, known) in &mut self.vmis {
+            if other != key && !known.contested.contains_key(uid) {
+                continue;
+            }
+            if known.vmi.metadata.uid != runs {
+                known.contested.insert(uid.clone(), PodRefusal::Runs { vmi: runs.to_owned() });
+            }
+            claimants.push(other.clone());
+        }
+        for claimant in &claimants {
+            self.review(claimant, now);
+        }
     }
 
     /// Follows a pod of a VMI. A pod beyond its namespace's share is tried again when the VMI changes.
@@ -531,9 +584,9 @@ impl Core {
         let name = if alone { key.to_owned() } else { format!("{key}@{uid}") };
         let instance =
             known.instances.entry(uid.clone()).or_insert_with(|| VmiInstance::new(name, uid.clone(), now));
-        self.owners.insert(uid.clone(), key.to_owned());
         match self.shares.pods.admit(&known.tenant, 1) {
             Ok(()) => {
+                self.owners.insert(uid.clone(), key.to_owned());
                 instance.is_followed = true;
                 instance.missing = None;
                 self.actions.push(Action::Watch(uid.clone(), BTreeSet::new()));
@@ -544,7 +597,9 @@ impl Core {
 
     fn remove_instance(&mut self, key: &str, uid: &PodUid) {
         self.end_instance(key, uid);
-        self.owners.remove(uid);
+        if self.owners.get(uid).is_some_and(|holder| holder == key) {
+            self.owners.remove(uid);
+        }
         if let Some(known) = self.vmis.get_mut(key) {
             known.instances.remove(uid);
         }
@@ -556,11 +611,11 @@ impl Core {
         let Some(instance) = known.instances.get_mut(uid).filter(|instance| !instance.has_ended()) else {
             return;
         };
+        self.actions.extend(instance.end());
         if instance.is_followed {
             self.shares.pods.release(&known.tenant, 1);
+            self.read.keep_only(uid, &BTreeSet::new());
         }
-        self.actions.extend(instance.end());
-        self.read.keep_only(uid, &BTreeSet::new());
     }
 
     /// Asks for the translation of a VMI in one of its pods.

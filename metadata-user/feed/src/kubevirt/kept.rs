@@ -12,7 +12,7 @@ use crate::state::{StateFileKind, private_file};
 /// The file's name in the state directory.
 pub const FILE: &str = "kubevirt.vmis";
 
-/// The encoder writes in the order of keys, and omits the VMIs that do not fit.
+/// The encoder writes in the order of the core, and omits the VMIs that do not fit.
 const FORM: StateFileKind = StateFileKind { kind: "vmis", version: 1, oldest: 1, bytes: 64 << 20 };
 
 /// First line of the files that earlier agents wrote: VMIs follow, one per line, without a digest.

@@ -654,12 +654,14 @@ mod tests {
             "status": {"phase": "Running", "activePods": {"p": "n"}},
         });
         let vmi = Box::new(Vmi::from_value(vmi).expect("a VMI"));
+        let vmi_uid = vmi.metadata.uid.clone();
         updates.send(Update::Applied(VmiOrigin::Here, vmi)).await.expect("the feed runs");
         tokio::task::yield_now().await;
         let uid: PodUid = "p".parse().expect("a uid");
         let mac = metadata_common::mac::Mac::default();
         let taps = vec![Tap { ifname: "tap0".into(), kind: TapKind::Tap, mac, queues: 1 }];
-        let pod = Pod { uid: uid.clone(), pid: 1, netns: "/proc/1/ns/net".into(), taps, nics: Vec::new() };
+        let netns = "/proc/1/ns/net".into();
+        let pod = Pod { uid: uid.clone(), pid: 1, vmi: vmi_uid, netns, taps, nics: Vec::new() };
         while feed.is_finished() || begins.is_empty() {
             assert!(!feed.is_finished());
             _ = pods.try_send((uid.clone(), PodEvent::Found(pod.clone())));

@@ -358,8 +358,8 @@ mod tests {
             let (uid, tenant) = (uid(pod), Tenant::namespace(&vmi.metadata.namespace));
             let mac = metadata_common::mac::Mac::default();
             let taps = vec![Tap { ifname: "tap0".into(), kind: TapKind::Tap, mac, queues: 1 }];
-            let pod =
-                Pod { uid: uid.clone(), pid: 1, netns: "/proc/1/ns/net".into(), taps, nics: Vec::new() };
+            let (vmi_uid, netns) = (vmi.metadata.uid.clone(), "/proc/1/ns/net".into());
+            let pod = Pod { uid: uid.clone(), pid: 1, vmi: vmi_uid, netns, taps, nics: Vec::new() };
             let volumes = BudgetedVolumes::new(&self.cache, &tenant, &uid);
             let translation =
                 translate(&vmi, &pod, &volumes, &KubevirtOptions::default(), &RecordLimits::DEFAULT);

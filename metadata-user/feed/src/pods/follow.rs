@@ -48,20 +48,27 @@ pub(super) struct WatchContext {
 /// The receiver of events was dropped.
 struct ReceiverDropped;
 
+/// What a pod's launcher is known by.
+struct LauncherProcess {
+    pid: u32,
+    /// The UID of the VMI that it runs.
+    vmi: String,
+}
+
 /// Watches a pod until its launcher has ended.
 pub(super) async fn follow(pod: PodUid, means: Arc<WatchContext>, wished: InletRequests) {
-    let Ok((pid, pidfd, meant)) = found(&pod, &means).await else { return };
+    let Ok((process, pidfd, meant)) = found(&pod, &means).await else { return };
     let ready = wished.ready();
     tokio::select! {
         biased;
         () = end_of(&pidfd) => {}
-        ReceiverDropped = tell_of((&pod, pid, &meant), ready, &means) => return,
+        ReceiverDropped = tell_of((&pod, &process, &meant), ready, &means) => return,
         () = tend(&pod, &meant, wished, &means) => {}
     }
     // The other future is dropped, and with it the last user of the namespace.
     drop((pidfd, meant));
     means.wanted.set(&pod, [].into());
-    tracing::debug!(%pod, pid, "the launcher has ended");
+    tracing::debug!(%pod, pid = process.pid, "the launcher has ended");
     // The receiver may be dropped, which needs no handling here.
     _ = means.tell.send((pod, PodEvent::Gone)).await;
 }
@@ -70,7 +77,7 @@ pub(super) async fn follow(pod: PodUid, means: Arc<WatchContext>, wished: InletR
 async fn found(
     pod: &PodUid,
     means: &Arc<WatchContext>,
-) -> Result<(u32, AsyncFd<OwnedFd>, Arc<NamespaceReservation>), ReceiverDropped> {
+) -> Result<(LauncherProcess, AsyncFd<OwnedFd>, Arc<NamespaceReservation>), ReceiverDropped> {
     let (mut since, mut complained) = (None, false);
     loop {
         let look = {
@@ -78,10 +85,10 @@ async fn found(
             move || launcher::find(&means.pods, &means.index, &pod)
         };
         let trouble = match means.blocking(look).await {
-            Ok(Launcher { pid, pidfd, meant }) => match watched(pidfd) {
+            Ok(Launcher { pid, vmi, pidfd, meant }) => match watched(pidfd) {
                 Ok(pidfd) => {
-                    tracing::debug!(%pod, pid, "the launcher was found");
-                    return Ok((pid, pidfd, meant.into()));
+                    tracing::debug!(%pod, pid, vmi, "the launcher was found");
+                    return Ok((LauncherProcess { pid, vmi }, pidfd, meant.into()));
                 }
                 Err(error) => error.to_string(),
             },
@@ -116,7 +123,7 @@ async fn end_of(pidfd: &AsyncFd<OwnedFd>) {
 
 /// Publishes a pod's devices, now and at each change.
 async fn tell_of(
-    (pod, pid, meant): (&PodUid, u32, &Arc<NamespaceReservation>),
+    (pod, process, meant): (&PodUid, &LauncherProcess, &Arc<NamespaceReservation>),
     mut ready: watch::Receiver<bool>,
     means: &WatchContext,
 ) -> ReceiverDropped {
@@ -128,12 +135,12 @@ async fn tell_of(
             move || LinkList::open(&meant)
         };
         let told = match means.blocking(open).await {
-            Ok(opened) => tell_changes((pod, pid, meant), &mut ready, means, opened, &mut told).await,
+            Ok(opened) => tell_changes((pod, process, meant), &mut ready, means, opened, &mut told).await,
             Err(error) => Ok(error.to_string()),
         };
         match told {
             Ok(trouble) if !std::mem::replace(&mut complained, true) => {
-                tracing::warn!(%pod, pid, "cannot read the pod's devices: {trouble}");
+                tracing::warn!(%pod, pid = process.pid, "cannot read the pod's devices: {trouble}");
             }
             Ok(_) => {}
             Err(deaf) => return deaf,
@@ -144,7 +151,7 @@ async fn tell_of(
 
 /// Publishes changes until an error, and returns the error.
 async fn tell_changes(
-    (pod, pid, meant): (&PodUid, u32, &NamespaceReservation),
+    (pod, process, meant): (&PodUid, &LauncherProcess, &NamespaceReservation),
     ready: &mut watch::Receiver<bool>,
     means: &WatchContext,
     (mut list, mut watch): (LinkList, LinkWatch),
@@ -159,7 +166,7 @@ async fn tell_changes(
         };
         let is_ready = *ready.borrow_and_update();
         let seen = seen.into_iter().filter(|seen| is_ready || seen.name != inlet::PORT).collect();
-        let now = describe(pod.clone(), pid, meant.name(), seen);
+        let now = describe(pod.clone(), process, meant.name(), seen);
         if told.as_ref() != Some(&now) {
             let event =
                 if told.is_none() { PodEvent::Found(now.clone()) } else { PodEvent::Taps(now.clone()) };
@@ -184,7 +191,7 @@ fn look(mut list: LinkList) -> (LinkList, Result<Vec<EthernetDevice>, LinkError>
     (list, seen)
 }
 
-fn describe(uid: PodUid, pid: u32, netns: &str, seen: Vec<EthernetDevice>) -> Pod {
+fn describe(uid: PodUid, process: &LauncherProcess, netns: &str, seen: Vec<EthernetDevice>) -> Pod {
     let (mut taps, mut nics) = (Vec::new(), Vec::new());
     for EthernetDevice { name, kind, mac, queues } in seen {
         let tap = match &*kind {
@@ -199,7 +206,8 @@ fn describe(uid: PodUid, pid: u32, netns: &str, seen: Vec<EthernetDevice>) -> Po
     }
     taps.sort_by(|a, b| a.ifname.cmp(&b.ifname));
     nics.sort_by(|a, b| a.name.cmp(&b.name));
-    Pod { uid, pid, netns: netns.to_owned(), taps, nics }
+    let LauncherProcess { pid, vmi } = process;
+    Pod { uid, pid: *pid, vmi: vmi.clone(), netns: netns.to_owned(), taps, nics }
 }
 
 impl WatchContext {

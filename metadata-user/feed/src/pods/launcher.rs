@@ -8,6 +8,10 @@
 //! Both ways open a pidfd before they read the process's control group, and check afterwards that the process still
 //! runs. So the pidfd and the group belong to one process, and the PID cannot mean another process
 //! ([`NamespaceReservation`]).
+//!
+//! KubeVirt's controller starts every launcher with `--name NAME --uid UID --namespace NAMESPACE` of its VMI, and
+//! virt-launcher-monitor passes these arguments on. A process without a `--uid` is not a launcher, or not one yet: a
+//! process that was just forked shows the command line of its parent until it executes its program.
 
 use metadata_content::record::values::is_uuid;
 use metadata_links::error::LinkError;
@@ -18,6 +22,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::HashMap;
+use std::io::Read as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -26,18 +31,24 @@ use std::{fs, io};
 use tokio::net::UnixStream;
 
 use super::volumes::directory;
-use super::{PodUid, VolumeError};
+use super::{PodUid, VolumeError, is_uid};
 
 /// The directory of the launcher's socket, below the pod's directory.
 const SOCKETS: &str = "volumes/kubernetes.io~empty-dir/sockets";
 const SOCKET: &str = "launcher-sock";
 /// The names of the launcher and of its parent, cut to fifteen bytes.
 const NAMES: [&str; 2] = ["virt-launcher", "virt-launcher-m"];
+/// The argument of the launcher with the UID of its VMI.
+const UID_ARGUMENT: &str = "--uid";
+/// Most bytes of a command line to read. KubeVirt's has a few hundred before the values that a tenant may choose.
+const COMMAND_LINE: u64 = 16 << 10;
 
 /// A running process that belongs to the pod.
 #[derive(Debug)]
 pub(super) struct Launcher {
     pub(super) pid: u32,
+    /// The UID of the VMI that it runs.
+    pub(super) vmi: String,
     pub(super) pidfd: OwnedFd,
     pub(super) meant: NamespaceReservation,
 }
@@ -65,6 +76,11 @@ enum Reason {
     Unseen,
     #[error("process {pid} is not in the pod's control group{}", found.as_ref().map(|pod| format!(", but in that of pod {pod}")).unwrap_or_default())]
     Foreign { pid: u32, found: Option<PodUid> },
+    #[error(
+        "expected `{UID_ARGUMENT}` and the UID of a VMI on the command line of process {pid}, found none; KubeVirt \
+         starts each launcher with them"
+    )]
+    Unnamed { pid: u32 },
     #[error("it has just ended")]
     Ended,
     #[error("{0}")]
@@ -152,15 +168,44 @@ fn hold(pid: u32, pod: &PodUid) -> Result<Launcher, Reason> {
     };
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
     let groups = groups.map_err(Reason::io(format!("cannot read the control group of process {pid}")));
+    let line =
+        command_line(pid).map_err(Reason::io(format!("cannot read the command line of process {pid}")));
     let meant = NamespaceReservation::of(pid)?.ok_or(Reason::Ended)?;
-    // If it has ended, the group that was read may belong to another process.
+    // If it has ended, what was read may belong to another process.
     if has_ended(&pidfd).map_err(Reason::io(format!("cannot check process {pid}")))? {
         return Err(Reason::Ended);
     }
     match pod_of(&groups?) {
-        Some(found) if found == *pod => Ok(Launcher { pid, pidfd, meant }),
-        found => Err(Reason::Foreign { pid, found }),
+        Some(found) if found == *pod => {}
+        found => return Err(Reason::Foreign { pid, found }),
     }
+    let vmi = vmi_of(&line?).ok_or(Reason::Unnamed { pid })?;
+    Ok(Launcher { pid, vmi, pidfd, meant })
+}
+
+/// The start of a process's command line.
+fn command_line(pid: u32) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    fs::File::open(format!("/proc/{pid}/cmdline"))?.take(COMMAND_LINE).read_to_end(&mut line)?;
+    Ok(line)
+}
+
+/// The UID of the VMI that a launcher runs, from its `/proc/PID/cmdline` (proc_pid_cmdline(5)). The first `--uid`
+/// counts: a value that follows may be a tenant's, such as that of `--libvirt-log-filters`.
+pub(super) fn vmi_of(line: &[u8]) -> Option<String> {
+    let mut words = line.split(|byte| *byte == 0).map(|word| std::str::from_utf8(word).unwrap_or_default());
+    let uid = loop {
+        match words.next()?.strip_prefix(UID_ARGUMENT) {
+            Some("") => break words.next()?,
+            Some(rest) => {
+                if let Some(uid) = rest.strip_prefix('=') {
+                    break uid;
+                }
+            }
+            None => {}
+        }
+    };
+    is_uid(uid).then(|| uid.to_owned())
 }
 
 /// A pidfd is readable once its process has ended (pidfd_open(2)).
@@ -302,7 +347,7 @@ pub(super) fn processes(group: &Path) -> Vec<u32> {
 mod tests {
     use std::fs;
 
-    use super::{GROUPS_ABOVE, GROUPS_BELOW, Index, PROCESSES, pod_named, pod_of, processes};
+    use super::{GROUPS_ABOVE, GROUPS_BELOW, Index, PROCESSES, pod_named, pod_of, processes, vmi_of};
     use crate::pods::PodUid;
 
     const UID: &str = "6f1b0c1e-8a55-4c8e-9d53-0a5a3f0e7b11";
@@ -349,6 +394,34 @@ mod tests {
         ] {
             assert_eq!(pod_of(&groups).as_ref().map(PodUid::as_str), pod, "{groups}");
         }
+    }
+
+    #[test]
+    fn the_first_uid_of_a_command_line_is_that_of_the_launchers_vmi() {
+        let vmi = "805a71d5-1523-4a06-bc33-9ccc212c819e";
+        let since_1_9 = format!(
+            "/usr/bin/virt-launcher --qemu-timeout 242s --name mac-1 --uid {vmi} --namespace default \
+             --kubevirt-share-dir /var/run/kubevirt --hypervisor kvm --run-as-nonroot"
+        );
+        let with_tini =
+            format!("/usr/bin/tini -- /usr/bin/virt-launcher-monitor --name a --uid {vmi} --namespace b");
+        for (line, found) in [
+            (since_1_9, Some(vmi)),
+            (with_tini, Some(vmi)),
+            (format!("virt-launcher --uid={vmi} --namespace b"), Some(vmi)),
+            // The value of a VMI's annotation.
+            (format!("virt-launcher --name a --uid {vmi} --libvirt-log-filters --uid=other"), Some(vmi)),
+            ("virt-launcher --name a --namespace b".into(), None),
+            ("virt-launcher --uids other".into(), None),
+            ("virt-launcher --uid".into(), None),
+            ("virt-launcher --uid=".into(), None),
+            ("virt-launcher --uid ../x".into(), None),
+            (format!("virt-launcher --uid {}", "a".repeat(65)), None),
+            (String::new(), None),
+        ] {
+            assert_eq!(vmi_of(line.replace(' ', "\0").as_bytes()).as_deref(), found, "{line}");
+        }
+        assert_eq!(vmi_of(b"virt-launcher\0\xff\0--uid\0a\0").as_deref(), Some("a"));
     }
 
     #[test]

@@ -314,6 +314,8 @@ impl VmiInstance {
         let is_published =
             self.record.take().is_some() || !self.expected.is_empty() || self.complaint.is_some();
         let remove = is_published.then(|| Action::Publish(FeedEvent::Remove { key: self.key.clone() }));
-        remove.into_iter().chain([Action::Leave(self.uid.clone())]).collect()
+        // A pod that it does not follow may be followed for another VMI.
+        let leave = self.is_followed.then(|| Action::Leave(self.uid.clone()));
+        remove.into_iter().chain(leave).collect()
     }
 }

@@ -25,6 +25,9 @@ use crate::{FeedError, FeedEvent};
 /// Volumes by pod and name.
 type Disk = Arc<Mutex<BTreeMap<(String, String), VolumeFiles>>>;
 
+/// The UID of a VMI.
+const VMI_UID: &str = "b5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10";
+
 /// A core, the current time, and the volumes of its pods.
 struct Story {
     core: Core,
@@ -35,7 +38,7 @@ struct Story {
 fn vmi(pods: &[&str]) -> Value {
     let active: BTreeMap<_, _> = pods.iter().map(|uid| (*uid, "here")).collect();
     json!({
-        "metadata": {"name": "web", "namespace": "shop", "uid": "b5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10",
+        "metadata": {"name": "web", "namespace": "shop", "uid": VMI_UID,
             "ownerReferences": []},
         "spec": {
             "domain": {
@@ -77,7 +80,7 @@ fn secretive(pods: &[&str]) -> Value {
 fn pod(uid: &str, pid: u32) -> Pod {
     let tap = Tap { ifname: "tap0".into(), kind: TapKind::Tap, mac: Mac::default(), queues: 1 };
     let (uid, netns) = (uid.parse().expect("a uid"), format!("/proc/{pid}/ns/net"));
-    Pod { uid, pid, netns, taps: vec![tap], nics: Vec::new() }
+    Pod { uid, pid, vmi: VMI_UID.into(), netns, taps: vec![tap], nics: Vec::new() }
 }
 
 fn nic(name: &str, mac: [u8; 6]) -> PodNic {
@@ -138,8 +141,16 @@ impl Story {
         self.actions()
     }
 
+    /// The launcher of a pod is found, and runs the VMI that has the pod.
     fn found(&mut self, uid: &str) -> Vec<String> {
-        self.pod(uid, PodEvent::Found(pod(uid, 42)))
+        let holder = self.core.owners.get(&uid.parse::<PodUid>().expect("a uid"));
+        let holder = holder.and_then(|key| self.core.vmis.get(key)).map(|known| Arc::clone(&known.vmi));
+        self.found_running(uid, holder.as_ref().map_or(VMI_UID, |vmi| &vmi.metadata.uid))
+    }
+
+    /// The launcher of a pod is found, and runs the VMI of this UID.
+    fn found_running(&mut self, uid: &str, vmi: &str) -> Vec<String> {
+        self.pod(uid, PodEvent::Found(Pod { vmi: vmi.into(), ..pod(uid, 42) }))
     }
 
     fn pass(&mut self, time: Duration) -> Vec<String> {

@@ -125,6 +125,7 @@ impl PodForm {
         Pod {
             uid: self.uid.as_deref().unwrap_or("p").parse().expect("a uid"),
             pid,
+            vmi: String::new(),
             netns: format!("/proc/{pid}/ns/net"),
             taps: taps.chain(self.macvtaps.iter().map(tap(TapKind::Macvtap))).collect(),
             nics: self.nics.iter().map(nic).collect(),

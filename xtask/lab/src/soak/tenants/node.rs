@@ -18,7 +18,7 @@ use support::bpffs::Bpffs;
 use support::guest::{Guest, Route, Spec};
 use support::host::Host;
 use support::netns::Namespace;
-use support::pod::{Binding, Cgroups, How, Kubelet, Launcher, Plugin, PodNetwork, fresh_uid};
+use support::pod::{Binding, Cgroups, How, Kubelet, Launcher, Plugin, PodNetwork, fresh_uid, vmi_uid};
 use support::process::write_script;
 use support::record::{Identity, replace};
 use support::tap::{Shape, Tap};
@@ -219,7 +219,7 @@ impl Pod<'_> {
         let mut vmi = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
             "metadata": {
-                "name": self.identity.hostname, "namespace": self.namespace, "uid": format!("vmi-{}", self.uid),
+                "name": self.identity.hostname, "namespace": self.namespace, "uid": vmi_uid(&self.uid),
                 "labels": {"kubevirt.io/nodeName": NODE},
             },
             "spec": {

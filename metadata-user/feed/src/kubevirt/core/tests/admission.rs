@@ -4,7 +4,7 @@ use metadata_content::source::RecordSource;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-use super::{NOTHING, Story, pod, secretive, vmi, vmi_beside, vmi_with};
+use super::{NOTHING, Story, VMI_UID, pod, secretive, vmi, vmi_beside, vmi_with};
 use crate::kubevirt::Vmi;
 use crate::kubevirt::core::{Action, MAX_VMIS, VMIS_BYTES, VmiOrigin};
 use crate::pods::{PodEvent, PodUid};
@@ -112,6 +112,11 @@ fn pods_of_one_namespace_leave_room_for_those_of_another() {
         pods += actions.iter().filter(|action| action.starts_with("watch")).count();
     }
     assert_eq!(pods, pods::MAX_PODS / 2);
+    // A pod that is not followed for a VMI is free for others.
+    let mut beyond = vmi(&["mine"]);
+    beyond["metadata"]["name"] = format!("v{}", MAX_VMIS / 2 - 1).into();
+    let actions = story.apply(VmiOrigin::Here, beyond);
+    assert!(!actions.iter().any(|action| action.starts_with("watch")), "{actions:?}");
     let mut other = vmi(&["mine"]);
     other["metadata"]["namespace"] = "other".into();
     assert_eq!(story.apply(VmiOrigin::Here, other), ["watch mine"]);
@@ -178,6 +183,51 @@ fn a_pod_stays_with_the_vmi_that_named_it_first_whatever_the_others_name() {
     }
     assert_eq!(story.pod("p", PodEvent::Files { volume: "any".into() }), NOTHING);
     assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"], "the holder's, not the other's");
+}
+
+/// A VMI of another tenant that names the pod of [`vmi`].
+fn claimant() -> Value {
+    vmi_with(|vmi| vmi["metadata"] = json!({"name": "x", "namespace": "a", "uid": "other"}))
+}
+
+#[test]
+fn a_pod_belongs_to_the_vmi_that_its_launcher_runs_whoever_names_it_first() {
+    let mut story = Story::begin();
+    // After a restart, VMIs may come in any order.
+    assert_eq!(story.apply(VmiOrigin::Kept, claimant()), ["watch p"]);
+    assert_eq!(story.apply(VmiOrigin::Kept, vmi(&["p"])), ["!shop/web"], "until the launcher is found");
+    assert_eq!(story.found_running("p", VMI_UID), ["leave p", "!a/x", "watch p", "-shop/web"]);
+    assert_eq!(story.found_running("p", VMI_UID), ["+shop/web 101", "ImdsReady web"]);
+    assert_eq!(story.apply(VmiOrigin::Here, claimant()), NOTHING);
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), NOTHING);
+    assert_eq!(story.lose_of(VmiOrigin::Here, "a/x"), ["-a/x"]);
+    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
+}
+
+#[test]
+fn a_pod_of_a_vm_that_is_not_served_is_no_other_vms() {
+    let mut story = Story::of(vmi_with(|vmi| {
+        vmi["metadata"]["annotations"] = json!({"imds.kubevirt.io/enabled": "false"});
+    }));
+    assert_eq!(story.apply(VmiOrigin::Here, claimant()), ["watch p"]);
+    story.core.pod(&"p".parse().expect("a uid"), PodEvent::Found(pod("p", 42)), story.now);
+    let actions = story.all_actions();
+    let [Action::Leave(_), Action::Publish(FeedEvent::Rejected { key, error })] = &actions[..] else {
+        panic!("{actions:?}")
+    };
+    let text = error.to_string();
+    assert!(key == "a/x" && text.contains("pod `p`") && text.contains(VMI_UID), "{key}: {text}");
+    assert_eq!(story.apply(VmiOrigin::Here, claimant()), NOTHING, "it is not followed again");
+    assert!(story.core.is_settled() && !story.core.awaits("a/x"));
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), ["watch p"], "it is to be served now");
+}
+
+#[test]
+fn vmis_that_name_anothers_pod_are_kept_after_the_others() {
+    let mut story = Story::of(vmi(&["p"]));
+    assert_eq!(story.apply(VmiOrigin::Here, claimant()), ["!a/x"]);
+    let kept: Vec<_> = story.core.shared_vmis().iter().map(|vmi| vmi.key()).collect();
+    assert_eq!(kept, ["shop/web", "a/x"]);
 }
 
 /// Passes what the story has published to a registry. Returns why the VMI is refused there.

@@ -182,9 +182,11 @@ impl Node {
             |link: &Link| Tap { ifname: link.name.clone(), kind: TapKind::Tap, mac: mac(link), queues: 1 };
         let nic = |link: &Link| PodNic { name: link.name.clone(), kind: link.kind.clone(), mac: mac(link) };
         let (taps, nics): (Vec<_>, Vec<_>) = links.iter().partition(|link| link.kind == "tun");
+        let holder = self.core.owners.get(&pod).and_then(|key| self.core.vmis.get(key));
         let found = Pod {
             uid: pod.clone(),
             pid: 42,
+            vmi: holder.map(|known| known.vmi.metadata.uid.clone()).unwrap_or_default(),
             netns: format!("/proc/{uid}/ns/net"),
             taps: taps.into_iter().map(tap).collect(),
             nics: nics.into_iter().map(nic).collect(),
