@@ -20,13 +20,13 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use std::{fs, io};
 
-use crate::listen::{ConnectionLimit, EvictionGuard, WhenFull};
+use crate::listen::{ConnectionHolder, ConnectionLimit, EvictionGuard, Listener, WhenFull};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Limited, StreamBody};
 use hyper::body::{Body, Frame, Incoming};
@@ -37,9 +37,9 @@ use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message as _;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::Vmi;
 use super::translate::events::migration_id;
@@ -57,6 +57,8 @@ pub const LIFE: Duration = Duration::from_secs(8);
 pub const MIGRATIONS: usize = 256;
 /// Most bytes of a call. etcd accepts objects of 1.5 MiB, and JSON needs more bytes for the same object.
 pub const BYTES: usize = 4 << 20;
+/// How often the agent looks whether somebody still listens on the socket's path.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// The path of the only method.
 const METHOD: &str = "/kubevirt.hooks.plugins.v1alpha1.NodeHookService/ExecuteNodeHook";
@@ -182,33 +184,125 @@ enum Status {
 /// A status other than [`Status::Ok`] with its message.
 type Refusal = (Status, String);
 
+/// The hook's socket, which an agent replaces when it starts, before it has taken over. If it then fails, its
+/// predecessor makes the socket again: virt-handler would reach nobody until the next agent starts.
+#[derive(Debug)]
+pub struct HookSocket {
+    path: PathBuf,
+    bound: watch::Sender<Arc<BoundSocket>>,
+}
+
+#[derive(Debug)]
+struct BoundSocket {
+    listener: UnixListener,
+    /// Device and number of its file.
+    inode: (u64, u64),
+}
+
+impl BoundSocket {
+    /// Replaces the socket at this path in one step, so that it always exists, and has its mode from the start. Any
+    /// other file stays.
+    fn bind(path: &Path) -> io::Result<Self> {
+        if fs::symlink_metadata(path).is_ok_and(|found| !found.file_type().is_socket()) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let aside = path.with_file_name(format!(".hook.{}", std::process::id()));
+        match fs::remove_file(&aside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&aside)?;
+        fs::set_permissions(&aside, fs::Permissions::from_mode(0o600))?;
+        let inode = inode(&aside)?;
+        fs::rename(&aside, path)?;
+        Ok(Self { listener, inode })
+    }
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    let found = fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}
+
+impl HookSocket {
+    /// Makes the socket again, at intervals, if nobody listens on its path any more.
+    async fn keep(&self) -> Infallible {
+        let mut is_failing = false;
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let restored = self.restore().await;
+            let was_failing = std::mem::replace(&mut is_failing, restored.is_err());
+            if let Err(error) = restored
+                && !was_failing
+            {
+                let socket = self.path.display();
+                warn!(%socket, "nobody listens on it any more, and the agent cannot make it again: {error}");
+            }
+        }
+    }
+
+    /// Makes the socket again if nobody listens on its path any more.
+    async fn restore(&self) -> io::Result<()> {
+        if self.is_served().await {
+            return Ok(());
+        }
+        self.bound.send_replace(Arc::new(BoundSocket::bind(&self.path)?));
+        warn!(socket = %self.path.display(), "nobody listened on it any more; the agent made it again");
+        Ok(())
+    }
+
+    /// True while this agent or another one listens on the path.
+    async fn is_served(&self) -> bool {
+        let own = self.bound.borrow().inode;
+        if inode(&self.path).is_ok_and(|found| found == own) {
+            return true;
+        }
+        match UnixStream::connect(&self.path).await {
+            Ok(_) => true,
+            Err(error) => !matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound),
+        }
+    }
+}
+
+impl Listener for HookSocket {
+    type Stream = UnixStream;
+
+    async fn accept(&self) -> io::Result<UnixStream> {
+        let mut current = self.bound.subscribe();
+        loop {
+            let bound = Arc::clone(&current.borrow_and_update());
+            tokio::select! {
+                accepted = bound.listener.accept() => return accepted.map(|(stream, _)| stream),
+                Ok(()) = current.changed() => {}
+            }
+        }
+    }
+
+    fn holder(stream: &UnixStream) -> ConnectionHolder {
+        UnixListener::holder(stream)
+    }
+}
+
 /// Opens the socket. Only root may connect, and virt-handler runs as root.
 ///
 /// # Errors
 /// The directory does not exist, or a file that is not a socket has the name.
-pub fn open(path: &Path) -> Result<UnixListener, FeedError> {
-    let bound = || -> io::Result<UnixListener> {
-        // Remove a previous agent's socket; keep any other file.
-        if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
-            fs::remove_file(path)?;
-        }
-        let listener = UnixListener::bind(path)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-        Ok(listener)
-    };
-    bound().map_err(|error| FeedError::Io {
+pub fn open(path: &Path) -> Result<HookSocket, FeedError> {
+    let bound = BoundSocket::bind(path).map_err(|error| FeedError::Io {
         path: path.into(),
         expected: "a place for the socket of KubeVirt's node hook",
         error: Arc::new(error),
-    })
+    })?;
+    Ok(HookSocket { path: path.into(), bound: watch::channel(Arc::new(bound)).0 })
 }
 
 /// Serves calls until the receiver is dropped.
-pub async fn serve(listener: UnixListener, calls: mpsc::Sender<HookCall>, hold: Arc<MigrationHold>) {
+pub async fn serve(socket: HookSocket, calls: mpsc::Sender<HookCall>, hold: Arc<MigrationHold>) {
     let places = ConnectionLimit { name: "the node hook's socket", most: CALLS, when_full: WhenFull::Evict };
     let attend = |stream, stay| attend(stream, (calls.clone(), Arc::clone(&hold)), stay);
     tokio::select! {
-        never = crate::listen::serve(&listener, places, attend) => match never {},
+        never = crate::listen::serve(&socket, places, attend) => match never {},
+        never = socket.keep() => match never {},
         () = calls.closed() => {}
     }
 }
@@ -304,14 +398,16 @@ fn read(body: &Bytes) -> Result<ExecuteNodeHookRequest, Refusal> {
 mod tests {
     use super::{
         BYTES, Bytes, CALLS, ExecuteNodeHookRequest, HookCall, METHOD, MigrationHold, NodeContext, Point,
-        Vmi, WAIT, open, serve,
+        Vmi, WAIT, inode, open, serve,
     };
+    use crate::listen::Listener as _;
     use crate::state::mailboxes::Mailboxes;
     use http_body_util::{BodyExt as _, Full};
     use hyper::Request;
     use hyper_util::rt::{TokioExecutor, TokioIo};
     use metadata_content::sink::Outbox;
     use prost::Message as _;
+    use std::os::unix::fs::PermissionsExt as _;
     use std::path::{Path, PathBuf};
     use std::sync::Arc;
     use std::time::{Duration, Instant};
@@ -478,6 +574,33 @@ mod tests {
             assert_eq!(call(&socket, method, body).await, (status, 0), "{what}");
         }
         assert!(calls.try_recv().is_err(), "a refused call reached the feed");
+    }
+
+    #[tokio::test]
+    async fn a_socket_whose_next_agent_failed_is_made_again_and_that_of_a_live_one_stays() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("hook.sock");
+        let socket = open(&path).expect("a socket");
+        let next = open(&path).expect("the next agent's");
+        let of_next = next.bound.borrow().inode;
+        socket.restore().await.expect("nothing to do");
+        assert_eq!(inode(&path).expect("a socket"), of_next, "the next agent listens");
+        drop(next);
+        for what in ["the next agent has failed", "somebody removed it"] {
+            // Who waits for a connection gets that of the new socket too.
+            let (accepted, connected) = tokio::join!(tokio::time::timeout(WAIT, socket.accept()), async {
+                socket.restore().await.expect("a socket");
+                UnixStream::connect(&path).await
+            });
+            assert!(matches!(accepted, Ok(Ok(_))) && connected.is_ok(), "{what}: {accepted:?} {connected:?}");
+            let mode = std::fs::metadata(&path).expect("a socket").permissions().mode();
+            let names = std::fs::read_dir(dir.path()).expect("listed").count();
+            assert_eq!((mode & 0o777, names), (0o600, 1), "{what}");
+            std::fs::remove_file(&path).expect("removed");
+        }
+        std::fs::write(&path, "precious").expect("a file");
+        socket.restore().await.expect_err("a file is in the way");
+        assert!(path.is_file());
     }
 
     #[tokio::test]
