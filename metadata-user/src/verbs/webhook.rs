@@ -21,8 +21,8 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use std::{fs, io};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -63,6 +63,13 @@ pub const END_WITHIN: Duration = Duration::from_secs(5);
 pub const SMALL_BODY_MAX: usize = 64 << 10;
 /// Maximum number of larger bodies that are in memory at the same time; further ones wait within [`BODY_WITHIN`].
 pub const LARGE_BODIES: usize = 4;
+/// Maximum number of lines that reviews cause in the log within [`LOG_INTERVAL`]: every pod of the cluster may send
+/// reviews. The next line says how many were left out.
+pub const LOG_LINES: u32 = 50;
+/// The interval of [`LOG_LINES`].
+pub const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum length of the reason why a review is refused, in bytes: it may repeat what the review has.
+pub const REASON_MAX: usize = 200;
 /// Interval between two checks of the certificate's files.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Time that the server continues after SIGTERM, because the API server still sends reviews for a moment.
@@ -161,10 +168,13 @@ impl Server {
 }
 
 fn app() -> Router {
-    let large = Arc::new(Semaphore::new(LARGE_BODIES));
+    let shared = Arc::new(Shared {
+        large: Semaphore::new(LARGE_BODIES),
+        log: Mutex::new(LogLimit::new(Instant::now())),
+    });
     let by = |judge: DecideChanges| {
-        let large = Arc::clone(&large);
-        post(move |fields: HeaderMap, body: Body| async move { mutate(fields, body, &large, judge).await })
+        let shared = Arc::clone(&shared);
+        post(move |fields: HeaderMap, body: Body| async move { mutate(fields, body, &shared, judge).await })
     };
     Router::new()
         .route("/mutate", by(review::judge_vm))
@@ -172,7 +182,53 @@ fn app() -> Router {
         .route("/healthz", get(async || "ok\n"))
 }
 
-async fn mutate(fields: HeaderMap, body: Body, large: &Semaphore, judge: DecideChanges) -> Response {
+/// What all requests share.
+struct Shared {
+    /// Places for large bodies.
+    large: Semaphore,
+    log: Mutex<LogLimit>,
+}
+
+impl Shared {
+    /// Returns whether another line about a review may be written. Writes how many were left out before.
+    fn may_log(&self) -> bool {
+        let permit = self.log.lock().unwrap_or_else(PoisonError::into_inner).next(Instant::now());
+        if let Some(omitted @ 1..) = permit {
+            warn!(omitted, "lines about reviews were left out; let only the API server reach the webhook");
+        }
+        permit.is_some()
+    }
+}
+
+/// Limits the lines that reviews cause in the log.
+struct LogLimit {
+    begun: Instant,
+    /// Lines since `begun`.
+    written: u32,
+    /// Lines that were left out since one was last written.
+    omitted: u64,
+}
+
+impl LogLimit {
+    fn new(now: Instant) -> Self {
+        Self { begun: now, written: 0, omitted: 0 }
+    }
+
+    /// Returns how many lines were left out before, if another one may be written now.
+    fn next(&mut self, now: Instant) -> Option<u64> {
+        if now.saturating_duration_since(self.begun) >= LOG_INTERVAL {
+            (self.begun, self.written) = (now, 0);
+        }
+        if self.written >= LOG_LINES {
+            self.omitted = self.omitted.saturating_add(1);
+            return None;
+        }
+        self.written += 1;
+        Some(std::mem::take(&mut self.omitted))
+    }
+}
+
+async fn mutate(fields: HeaderMap, body: Body, shared: &Shared, judge: DecideChanges) -> Response {
     let announced =
         fields.get(header::CONTENT_LENGTH).and_then(|text| text.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|bytes| bytes > BODY_MAX) {
@@ -181,7 +237,7 @@ async fn mutate(fields: HeaderMap, body: Body, large: &Semaphore, judge: DecideC
     let received = timeout(BODY_WITHIN, async {
         let place = match announced {
             Some(..=SMALL_BODY_MAX) => None,
-            _ => large.acquire().await.ok(),
+            _ => shared.large.acquire().await.ok(),
         };
         (to_bytes(body, BODY_MAX).await, place)
     });
@@ -192,14 +248,20 @@ async fn mutate(fields: HeaderMap, body: Body, large: &Semaphore, judge: DecideC
     };
     match answer(&body, judge) {
         Ok(ReviewResponse { body, changed }) => {
-            if let Some((vm, paths)) = changed {
+            if let Some((vm, paths)) = changed
+                && shared.may_log()
+            {
                 info!(vm, ?paths, "set");
             }
             ([(header::CONTENT_TYPE, "application/json")], body).into_response()
         }
         Err(error) => {
-            warn!("a review is refused: {error}");
-            (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response()
+            let error = error.to_string();
+            let reason = review::cut(&error, REASON_MAX);
+            if shared.may_log() {
+                warn!("a review is refused: {reason}");
+            }
+            (StatusCode::BAD_REQUEST, format!("{reason}\n")).into_response()
         }
     }
 }
@@ -367,11 +429,45 @@ fn read(path: &Path) -> Result<Vec<u8>, WebhookCertificateError> {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::{Body, to_bytes};
+    use axum::http::{HeaderMap, StatusCode};
+    use serde_json::json;
     use std::fs;
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
+    use std::time::Instant;
+    use tokio::sync::Semaphore;
     use tokio_rustls::rustls::crypto::ring::default_provider;
 
-    use super::{Certificate, FILE_MAX, WebhookCertificateError};
+    use super::{
+        Certificate, FILE_MAX, LARGE_BODIES, LOG_INTERVAL, LOG_LINES, LogLimit, REASON_MAX, Shared,
+        WebhookCertificateError, mutate, review,
+    };
+
+    #[test]
+    fn reviews_write_few_lines_and_the_next_says_how_many_were_left_out() {
+        let begun = Instant::now();
+        let mut limit = LogLimit::new(begun);
+        for line in 0..LOG_LINES {
+            assert_eq!(limit.next(begun), Some(0), "{line}");
+        }
+        for line in 0..7 {
+            assert_eq!(limit.next(begun + LOG_INTERVAL / 2), None, "{line}");
+        }
+        assert_eq!(limit.next(begun + LOG_INTERVAL), Some(7));
+        assert_eq!(limit.next(begun + LOG_INTERVAL), Some(0));
+    }
+
+    #[tokio::test]
+    async fn the_reason_of_a_refusal_does_not_repeat_a_whole_review() {
+        let log = Mutex::new(LogLimit::new(Instant::now()));
+        let shared = Shared { large: Semaphore::new(LARGE_BODIES), log };
+        let body = json!({"apiVersion": "v", "kind": "k", "request": "x".repeat(10_000)}).to_string();
+        let refused = mutate(HeaderMap::new(), Body::from(body), &shared, review::judge_vm).await;
+        assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+        let reason = to_bytes(refused.into_body(), 1 << 20).await.expect("a reason");
+        assert!(reason.starts_with(b"expected an AdmissionReview"), "{reason:?}");
+        assert!(reason.len() <= REASON_MAX + 1, "{} bytes", reason.len());
+    }
 
     fn pair(name: &str) -> (String, String) {
         let made = rcgen::generate_simple_self_signed([name.to_owned()]).expect("a certificate");

@@ -18,6 +18,8 @@ const VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
 /// Maximum length of a UID, in bytes; Kubernetes' UIDs have 36.
 const UID_MAX: usize = 256;
+/// Maximum length of a name and of a namespace in the log, in bytes; Kubernetes accepts no longer name.
+pub const LOGGED_NAME: usize = 253;
 
 /// The reason why a review gets no answer.
 #[derive(Debug, thiserror::Error)]
@@ -128,17 +130,27 @@ pub fn answer(body: &[u8], judge: DecideChanges) -> Result<ReviewResponse, Revie
         warnings: judged.warnings,
     };
     let paths: Vec<_> = judged.changes.into_iter().map(|change| change.path).collect();
-    let changed = (!paths.is_empty()).then(|| (format!("{}/{name}", request.namespace), paths));
+    let namespace = cut(&request.namespace, LOGGED_NAME);
+    let changed = (!paths.is_empty()).then(|| (format!("{namespace}/{name}"), paths));
     let body = serde_json::to_vec(&Answer { api_version: VERSION, kind: KIND, response })?;
     Ok(ReviewResponse { body, changed })
 }
 
-/// The object's name. A new object may have only a prefix, from which the API server generates the name later.
+/// The first bytes of a text, up to the end of a character.
+pub(super) fn cut(text: &str, most: usize) -> &str {
+    &text[..text.floor_char_boundary(most)]
+}
+
+/// The object's name, cut to [`LOGGED_NAME`] bytes: whoever reaches the webhook may send any. A new object may have
+/// only a prefix, from which the API server generates the name later.
 fn name_of(request: &Request) -> String {
     let of = |field: &str| request.object["metadata"][field].as_str().filter(|name| !name.is_empty());
     let given = Some(&*request.name).filter(|name| !name.is_empty()).or_else(|| of("name"));
-    let generated = || of("generateName").map(|prefix| format!("{prefix}*"));
-    given.map(str::to_owned).or_else(generated).unwrap_or_else(|| "(unnamed)".into())
+    let generated = || of("generateName").map(|prefix| format!("{}*", cut(prefix, LOGGED_NAME)));
+    given
+        .map(|name| cut(name, LOGGED_NAME).to_owned())
+        .or_else(generated)
+        .unwrap_or_else(|| "(unnamed)".into())
 }
 
 // Decides the changes to a VirtualMachine. The functions are pure.
@@ -359,7 +371,9 @@ mod tests {
     use base64::Engine as _;
     use serde_json::{Value, json};
 
-    use super::{ASSET, AdmissionOperation, PatchOperation, ReviewError, ReviewResponse, SERIAL, STANDARD};
+    use super::{
+        ASSET, AdmissionOperation, LOGGED_NAME, PatchOperation, ReviewError, ReviewResponse, SERIAL, STANDARD,
+    };
     use crate::verbs::webhook::review::{ObjectChanges, judge_pod, judge_vm};
 
     fn answer(body: &[u8]) -> Result<ReviewResponse, ReviewError> {
@@ -403,6 +417,24 @@ mod tests {
             question["request"]["object"]["metadata"] = metadata;
             let changed = answer(question.to_string().as_bytes()).expect("an answer").changed;
             assert_eq!(changed.expect("changed").0, expected);
+        }
+    }
+
+    #[test]
+    fn a_name_in_the_log_is_no_longer_than_one_that_kubernetes_accepts() {
+        let long = "ä".repeat(100_000);
+        let cut = "ä".repeat(LOGGED_NAME / 2);
+        for (name, metadata, star) in [
+            (&*long, json!({}), ""),
+            ("", json!({"name": long}), ""),
+            ("", json!({"generateName": long}), "*"),
+        ] {
+            let mut question = review("CREATE", &json!({"imds.kubevirt.io/enabled": "true"}));
+            question["request"]["name"] = json!(name);
+            question["request"]["namespace"] = json!(long);
+            question["request"]["object"]["metadata"] = metadata;
+            let changed = answer(question.to_string().as_bytes()).expect("an answer").changed;
+            assert_eq!(changed.expect("changed").0, format!("{cut}/{cut}{star}"));
         }
     }
 
