@@ -344,6 +344,7 @@ impl ControlLoop {
     fn on_retry(&mut self) -> anyhow::Result<()> {
         self.node.ports.check_path()?;
         self.node.ports.retry();
+        self.node.catalogue.log_held_refusals(Instant::now());
         if self.synced {
             self.snapshots.write_if_due(|| self.node.catalogue.snapshot_records());
         }

@@ -56,6 +56,10 @@ pub const GRACE: Duration = Duration::from_secs(10);
 /// How long the NIC of a pod counts after it has vanished. For a bridge, KubeVirt renames the pod's NIC, and then makes
 /// another device of its name and MAC. On a busy node that takes seconds.
 pub const NIC_KEPT: Duration = Duration::from_secs(60);
+/// Reports on a VMI that may be written at once.
+pub const REPORTS_AT_ONCE: u32 = 6;
+/// The time after which another report on a VMI may be written.
+pub const REPORT_EVERY: Duration = Duration::from_secs(10);
 /// Most vanished NICs of a pod that are kept.
 pub const MAX_VANISHED: usize = 32;
 
@@ -104,6 +108,8 @@ pub struct Core {
     vmis: BTreeMap<String, KnownVmi>,
     /// The VMI key of each pod.
     owners: HashMap<PodUid, String>,
+    /// Why VMIs of which no version is known are refused, by their keys; [`MAX_VMIS`] at most.
+    refused: BTreeMap<String, String>,
     /// When to review a VMI again, by its key.
     timers: BTreeSet<(Instant, String)>,
     /// Generation of the last published record.
@@ -151,6 +157,7 @@ struct KnownVmi {
     contested: BTreeMap<PodUid, PodRefusal>,
     /// What was last published under the VMI's key of these two. Its instances publish there what they lack.
     refusal: Option<String>,
+    reports: ReportAllowance,
 }
 
 /// Why a VMI does not get a pod that it names.
@@ -171,6 +178,32 @@ enum PodRefusal {
         /// The UID of the other VMI.
         vmi: String,
     },
+}
+
+/// How many reports on a VMI may be written. A tenant may change how its VM is served as often as it writes the VMI.
+struct ReportAllowance {
+    /// When all of [`REPORTS_AT_ONCE`] are allowed again.
+    full_at: Instant,
+}
+
+impl ReportAllowance {
+    fn new(now: Instant) -> Self {
+        Self { full_at: now }
+    }
+
+    /// Takes one report.
+    ///
+    /// # Errors
+    /// None is left; the time when one is.
+    fn take(&mut self, now: Instant) -> Result<(), Instant> {
+        let full_at = self.full_at.max(now) + REPORT_EVERY;
+        let due = full_at.checked_sub(REPORT_EVERY * REPORTS_AT_ONCE).unwrap_or(now);
+        if due > now {
+            return Err(due);
+        }
+        self.full_at = full_at;
+        Ok(())
+    }
 }
 
 impl VmiOrigin {
@@ -235,6 +268,7 @@ impl Core {
             queue: TranslationQueue::new(),
             vmis: BTreeMap::new(),
             owners: HashMap::new(),
+            refused: BTreeMap::new(),
             timers: BTreeSet::new(),
             generation,
             actions: Vec::new(),
@@ -294,7 +328,7 @@ impl Core {
         {
             let reason =
                 format!("too many VMIs on this node: {error}; move VMs of this namespace to other nodes");
-            return self.emit(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
+            return self.refuse_version(&key, reason);
         }
         let bytes = vmi.bytes();
         if let Err(error) = self.shares.bytes.replace(&tenant, former.unwrap_or_default(), bytes) {
@@ -307,6 +341,7 @@ impl Core {
             );
             return self.refuse_version(&key, reason);
         }
+        self.refused.remove(&key);
         let known = self.vmis.entry(key.clone()).or_insert_with(|| KnownVmi {
             vmi: Arc::default(),
             tenant,
@@ -318,6 +353,7 @@ impl Core {
             version_fault: None,
             contested: BTreeMap::new(),
             refusal: None,
+            reports: ReportAllowance::new(now),
         });
         known.version_fault = None;
         if *known.vmi != vmi {
@@ -337,21 +373,27 @@ impl Core {
         self.refuse_version(key, error.to_string());
     }
 
-    /// Refuses the newest version of a VMI. The version before, if there is one, stays.
+    /// Refuses the newest version of a VMI. The version before, if there is one, stays. The same refusal is published
+    /// once, however often the VMI is written.
     fn refuse_version(&mut self, key: &str, reason: String) {
-        let Some(known) = self.vmis.get_mut(key) else {
-            let (key, error) = (key.to_owned(), FeedError::Vm { reason });
-            return self.emit(FeedEvent::Rejected { key, error });
-        };
-        known.version_fault = Some(reason);
-        known.refusal = known.faults();
-        self.publish_refusal(key);
+        if let Some(known) = self.vmis.get_mut(key) {
+            known.version_fault = Some(reason);
+            return self.settle_refusal(key);
+        }
+        if self.refused.get(key) == Some(&reason) {
+            return;
+        }
+        if self.refused.len() < MAX_VMIS || self.refused.contains_key(key) {
+            self.refused.insert(key.to_owned(), reason.clone());
+        }
+        self.emit(FeedEvent::Rejected { key: key.to_owned(), error: FeedError::Vm { reason } });
     }
 
     /// Handles a VMI that has left a watch.
     pub fn gone(&mut self, origin: VmiOrigin, key: &str, now: Instant) {
         let Some(known) = self.vmis.get_mut(key) else {
             // This VMI was rejected: it could not be decoded or exceeded a limit.
+            self.refused.remove(key);
             return self.emit(FeedEvent::Remove { key: key.to_owned() });
         };
         if !known.origins.remove(&origin) || !known.origins.is_empty() {
@@ -742,7 +784,10 @@ impl Core {
         let complaint = instance.complain(now >= due);
         let clears_refusal = (clears_refusal || complaint.is_some()) && instance.key == key;
         self.actions.extend(complaint);
-        self.actions.extend(instance.report(&known.vmi, service, now).map(Action::Report));
+        match instance.report(&known.vmi, service, &mut known.reports, now) {
+            Ok(report) => self.actions.extend(report.map(Action::Report)),
+            Err(due) => _ = self.timers.insert((due, key.to_owned())),
+        }
         if clears_refusal {
             self.publish_refusal(key);
         }

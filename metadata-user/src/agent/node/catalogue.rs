@@ -1,9 +1,9 @@
 //! The wanted state: the records of all sources, and the plan made of them.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metadata_common::mac::Mac;
 use metadata_common::port::PortName;
@@ -40,6 +40,7 @@ pub(crate) struct RecordCatalogue {
     registered: RegisteredRecords,
     /// Conflicts that were logged.
     conflicts: HashSet<String>,
+    refusals: RefusalLog,
 }
 
 /// What [`RecordCatalogue::clear_guest_data`] has done.
@@ -119,6 +120,7 @@ impl RecordCatalogue {
             state,
             registered: RegisteredRecords::default(),
             conflicts: HashSet::new(),
+            refusals: RefusalLog::default(),
         }
     }
 
@@ -243,14 +245,14 @@ impl RecordCatalogue {
                     }
                     (None, Err(no_room)) => {
                         let error = FeedError::Room(no_room);
-                        self.log_refusal(&id, &error);
+                        log_refusal(&self.registry, &mut self.refusals, &id, &error);
                         FeedEvent::Rejected { key, error }
                     }
                 }
             }
             FeedEvent::Rejected { key, error } => {
                 let id = RecordId::new(source, &key);
-                self.log_refusal(&id, &error);
+                log_refusal(&self.registry, &mut self.refusals, &id, &error);
                 FeedEvent::Rejected { key, error }
             }
             other => other,
@@ -285,9 +287,11 @@ impl RecordCatalogue {
         self.plan.put(id, None)
     }
 
-    fn log_refusal(&self, id: &RecordId, error: &FeedError) {
-        let is_good = self.registry.record(id).is_some();
-        warn!(record = %id, "{}: {error}", effect_of_refusal(is_good, error));
+    /// Logs the refusals that were held back, if they still hold.
+    pub(crate) fn log_held_refusals(&mut self, now: Instant) {
+        for (id, line) in self.refusals.due(now, |id| self.registry.refusal(id).is_some()) {
+            warn!(record = %id, "{line}");
+        }
     }
 
     /// Applies the configured ports, the memory limit and the age of token keys.
@@ -395,6 +399,73 @@ fn effect_of_refusal(is_good: bool, error: &FeedError) -> &'static str {
         (true, FeedError::Part { .. }) => "served in part",
         (true, _) => "refused; the last valid record stays in force",
         (false, _) => "refused, so its VM is not served",
+    }
+}
+
+/// Logs a refusal, unless its record had several lately.
+fn log_refusal(registry: &Registry, log: &mut RefusalLog, id: &RecordId, error: &FeedError) {
+    let line = format!("{}: {error}", effect_of_refusal(registry.record(id).is_some(), error));
+    if let Some(line) = log.admit(id, line, Instant::now()) {
+        warn!(record = %id, "{line}");
+    }
+}
+
+/// Lines about refusals of one record of a tenant within [`REFUSALS_WITHIN`].
+const REFUSAL_LINES: u32 = 3;
+/// The interval of [`REFUSAL_LINES`], and how long a line is held back at most, beside the interval of looks.
+const REFUSALS_WITHIN: Duration = Duration::from_secs(10);
+
+/// The refusals that were logged lately. A tenant has records refused as often as it writes, and each time for another
+/// reason; the log has a few of the reasons and then the latest.
+#[derive(Debug, Default)]
+struct RefusalLog {
+    records: HashMap<RecordId, LoggedRefusals>,
+}
+
+/// The lines about one record.
+#[derive(Debug)]
+struct LoggedRefusals {
+    begun: Instant,
+    /// Lines since `begun`.
+    lines: u32,
+    /// The latest line, if it was held back.
+    held: Option<String>,
+}
+
+impl RefusalLog {
+    /// Returns the line if it is to be logged now. Otherwise holds it back in place of the one before.
+    fn admit(&mut self, id: &RecordId, line: String, now: Instant) -> Option<String> {
+        if !id.source.is_of_tenants() {
+            return Some(line);
+        }
+        if self.records.len() >= MAX_RECORDS && !self.records.contains_key(id) {
+            // `status` has it.
+            return None;
+        }
+        let logged =
+            self.records.entry(id.clone()).or_insert(LoggedRefusals { begun: now, lines: 0, held: None });
+        if now.saturating_duration_since(logged.begun) >= REFUSALS_WITHIN {
+            *logged = LoggedRefusals { begun: now, lines: 0, held: None };
+        }
+        if logged.lines >= REFUSAL_LINES {
+            logged.held = Some(line);
+            return None;
+        }
+        logged.lines += 1;
+        Some(line)
+    }
+
+    /// The lines that were held back and are to be logged now, if their records are still refused.
+    fn due(&mut self, now: Instant, is_refused: impl Fn(&RecordId) -> bool) -> Vec<(RecordId, String)> {
+        let is_over =
+            |logged: &LoggedRefusals| now.saturating_duration_since(logged.begun) >= REFUSALS_WITHIN;
+        let over = self.records.extract_if(|_, logged| is_over(logged));
+        let held = over.filter_map(|(id, logged)| logged.held.map(|line| (id, line)));
+        let held: Vec<_> = held.filter(|(id, _)| is_refused(id)).collect();
+        for (id, _) in &held {
+            self.records.insert(id.clone(), LoggedRefusals { begun: now, lines: 1, held: None });
+        }
+        held
     }
 }
 
@@ -601,6 +672,7 @@ pub(crate) fn etag(record: &Record) -> serde_json::Result<Arc<str>> {
 mod tests {
     use std::fs;
     use std::sync::Arc;
+    use std::time::Instant;
 
     use metadata_common::port::PortName;
     use metadata_content::account::{Account, CONNECTIONS_PER_VM, ConnectionUsage, Resource};
@@ -612,7 +684,10 @@ mod tests {
     use metadata_feed::registry::RecordId;
     use metadata_feed::{FeedError, FeedEvent};
 
-    use super::{RecordCatalogue, RegistrationConfig, TouchedPorts, effect_of_refusal};
+    use super::{
+        REFUSAL_LINES, REFUSALS_WITHIN, RecordCatalogue, RefusalLog, RegistrationConfig, TouchedPorts,
+        effect_of_refusal,
+    };
     use crate::agent::registration_store::{self, RegistrationStore};
     use crate::agent::state::NodeState;
     use crate::config::Config;
@@ -757,6 +832,26 @@ mod tests {
         fs::remove_file(&below).expect("removed");
         let _touched = catalogue.reload_state();
         assert_eq!(served(&catalogue), [false; 3]);
+    }
+
+    #[test]
+    fn a_record_that_is_refused_again_and_again_has_few_lines_and_then_the_latest() {
+        let (mut log, begun) = (RefusalLog::default(), Instant::now());
+        let id = RecordId::new(RecordSource::Kubevirt, "a/web");
+        let lines = (0..100).filter_map(|n| log.admit(&id, n.to_string(), begun)).count();
+        assert_eq!(lines, REFUSAL_LINES as usize);
+        let other = RecordId::new(RecordSource::Kubevirt, "b/web");
+        assert!(log.admit(&other, "no".into(), begun).is_some(), "another VM's");
+        let operators = RecordId::new(RecordSource::File, "web.yaml");
+        assert_eq!((0..100).filter_map(|n| log.admit(&operators, n.to_string(), begun)).count(), 100);
+        assert!(log.due(begun + REFUSALS_WITHIN / 2, |_| true).is_empty());
+        let later = begun + REFUSALS_WITHIN;
+        assert_eq!(log.due(later, |_| true), [(id.clone(), "99".to_owned())]);
+        // The line counts, and those after it are held back as before.
+        let lines = (0..100).filter_map(|n| log.admit(&id, n.to_string(), later)).count();
+        assert_eq!(lines, REFUSAL_LINES as usize - 1);
+        assert!(log.due(later + REFUSALS_WITHIN, |_| false).is_empty(), "it is refused no longer");
+        assert!(log.records.is_empty());
     }
 
     #[test]

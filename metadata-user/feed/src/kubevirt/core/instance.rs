@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use metadata_common::mac::Mac;
 
-use super::{Action, AdmitRecord, EventReason, GRACE, MAX_VANISHED, NIC_KEPT, VmiEvent};
+use super::{Action, AdmitRecord, EventReason, GRACE, MAX_VANISHED, NIC_KEPT, ReportAllowance, VmiEvent};
 use crate::kubevirt::Vmi;
 use crate::kubevirt::translate::{TranslationOutcome, VmiProblem};
 use crate::pods::{Pod, PodNic, PodUid};
@@ -282,9 +282,27 @@ impl VmiInstance {
 
     /// The report on the complaint last published or, without one, on how the agent serves the record; `None` if
     /// nothing has changed, or if the VM is neither served nor known to be not.
-    pub(super) fn report(&mut self, vmi: &Vmi, service: &ServingState, now: Instant) -> Option<VmiEvent> {
+    ///
+    /// # Errors
+    /// There are too many reports on the VMI; the time when to ask again.
+    pub(super) fn report(
+        &mut self,
+        vmi: &Vmi,
+        service: &ServingState,
+        allowance: &mut ReportAllowance,
+        now: Instant,
+    ) -> Result<Option<VmiEvent>, Instant> {
+        let news = self.state(service, now).filter(|state| self.reported.as_ref() != Some(state));
+        let Some((reason, text)) = news else { return Ok(None) };
+        allowance.take(now)?;
+        self.reported = Some((reason, text.clone()));
+        Ok(Some(VmiEvent::of(vmi, reason, text)))
+    }
+
+    /// What to report of it now.
+    fn state(&self, service: &ServingState, now: Instant) -> Option<(EventReason, String)> {
         let record = self.record.as_ref();
-        let report = match (&self.complaint, service) {
+        Some(match (&self.complaint, service) {
             (Some(complaint), _) => (EventReason::Degraded, complaint.text.clone()),
             (None, ServingState::Ready) => {
                 let nics = record?.network.nics.len();
@@ -298,12 +316,7 @@ impl VmiInstance {
                 (EventReason::Degraded, record.filter(|_| is_lasting).map(|_| reason.clone())?)
             }
             (None, ServingState::Waiting) => return None,
-        };
-        if self.reported.as_ref() == Some(&report) {
-            return None;
-        }
-        self.reported = Some(report.clone());
-        Some(VmiEvent::of(vmi, report.0, report.1))
+        })
     }
 
     /// Ends the instance. Returns the actions that follow from it the first time, and none after.

@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::Core;
-use crate::kubevirt::core::{Action, EventReason, GRACE, LINGER, NIC_KEPT, VmiOrigin};
+use crate::kubevirt::core::{
+    Action, EventReason, GRACE, LINGER, NIC_KEPT, REPORT_EVERY, REPORTS_AT_ONCE, VmiOrigin,
+};
 use crate::kubevirt::translate::VolumeFiles;
 use crate::kubevirt::{KubevirtOptions, Passt, Vmi};
 use crate::memory_budget::MemoryBudget;
@@ -429,6 +431,26 @@ fn a_vm_is_reported_as_ready_once_the_agent_serves_it_and_not_before() {
     story.core.tick(story.now);
     assert_eq!(reports(&mut story), is(EventReason::Degraded, "no"));
     assert_eq!(serve(&mut story, ServingState::Ready), ready);
+}
+
+#[test]
+fn a_vm_whose_state_changes_all_the_time_has_few_reports_and_then_the_latest() {
+    let Story { core, now, disk } = Story::begin();
+    let mut story = Story { core: core.told_of_services(), now, disk };
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
+    story.found("p");
+    let flap = |story: &mut Story| {
+        let states = (0..50).flat_map(|n| [ServingState::Ready, ServingState::Mismatched(n.to_string())]);
+        states.flat_map(|state| serve(story, state)).count()
+    };
+    assert_eq!(flap(&mut story), REPORTS_AT_ONCE as usize);
+    assert_eq!(story.core.deadline(), Some(story.now + REPORT_EVERY));
+    story.now += REPORT_EVERY;
+    story.core.tick(story.now);
+    assert_eq!(reports(&mut story), [(EventReason::Degraded, "49".to_owned())]);
+    assert_eq!(flap(&mut story), 0);
+    story.now += REPORT_EVERY * 2;
+    assert_eq!(flap(&mut story), 2);
 }
 
 #[test]

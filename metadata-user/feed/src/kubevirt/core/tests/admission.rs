@@ -240,6 +240,26 @@ fn refused(story: &mut Story, registry: &mut Registry) -> Option<String> {
     registry.refusal(&RecordId::new(RecordSource::Kubevirt, "shop/web")).map(str::to_owned)
 }
 
+#[test]
+fn the_same_refusal_of_a_vmi_is_published_once_however_often_it_is_written() {
+    let mut story = Story::served();
+    let error = Vmi::read(b"[]").expect_err("no VMI");
+    for (key, first) in [("shop/web", "!shop/web"), ("shop/new", "!shop/new")] {
+        story.core.unreadable(key, &error);
+        assert_eq!(story.actions(), [first]);
+        for _ in 0..3 {
+            story.core.unreadable(key, &error);
+        }
+        assert_eq!(story.actions(), NOTHING, "{key}");
+        let other = Vmi::read(br#"{"spec": {"volumes": "none"}}"#).expect_err("no VMI");
+        story.core.unreadable(key, &other);
+        assert_eq!(story.actions(), [first], "another reason");
+    }
+    assert_eq!(story.lose_of(VmiOrigin::Here, "shop/new"), ["-shop/new"]);
+    story.core.unreadable("shop/new", &error);
+    assert_eq!(story.actions(), ["!shop/new"], "it is there again");
+}
+
 /// The newest version of the VMI cannot be decoded.
 fn unreadable(story: &mut Story) {
     story.core.unreadable("shop/web", &Vmi::read(b"[]").expect_err("no VMI"));
