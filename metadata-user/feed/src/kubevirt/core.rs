@@ -553,7 +553,18 @@ impl Core {
     #[must_use]
     pub fn awaits(&self, key: &str) -> bool {
         let Some(known) = self.vmis.get(key) else { return false };
-        known.instances.values().any(VmiInstance::awaits)
+        // The pod may turn out to be this VMI's.
+        let may_get_pod =
+            || known.contested.values().any(|refusal| matches!(refusal, PodRefusal::Held { .. }));
+        known.instances.values().any(VmiInstance::awaits) || (known.instances.is_empty() && may_get_pod())
+    }
+
+    /// True if a VMI that this node is to serve is refused as a whole: no version of it is known, or its pods are those
+    /// of others.
+    #[must_use]
+    pub fn refuses(&self, key: &str) -> bool {
+        let has_no_pod = |known: &KnownVmi| known.instances.is_empty() && !known.contested.is_empty();
+        self.vmis.get(key).is_none_or(has_no_pod)
     }
 
     /// Starts and ends instances until they match the VMI's pods on this node.

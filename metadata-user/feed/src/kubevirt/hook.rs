@@ -14,7 +14,8 @@
 //! No call waits until the agent has attached to a tap. The agent attaches within moments after the record, while QEMU
 //! starts, and a faster guest gets its answer when its TCP retransmits.
 //!
-//! If the record is not ready after [`WAIT`], the call returns `UNAVAILABLE`. The `Plugin` object decides the effect.
+//! If the record is not ready after [`WAIT`], the call returns `UNAVAILABLE`, and at once if the agent refuses the VMI:
+//! it is beyond its namespace's share, or names the pod of another VMI. The `Plugin` object decides the effect.
 //! With `failureStrategy: Ignore` the VM starts, and the agent holds its requests until the record arrives. With `Fail`
 //! virt-handler calls again, and the VM starts once its metadata is ready. virt-handler may repeat every call.
 
@@ -88,7 +89,7 @@ pub struct HookCall {
     pub vmi: Box<Vmi>,
     /// The hook point.
     pub point: Point,
-    /// The feed answers this once the VM may start.
+    /// The feed answers this once the VM may start, and drops it if it refuses the VMI.
     pub done: oneshot::Sender<()>,
 }
 
@@ -376,7 +377,10 @@ async fn handle(
     }
     match tokio::time::timeout(WAIT, told).await {
         Ok(Ok(())) => Ok(()),
-        _ => Err(unavailable("the VM's metadata is not ready yet; the agent holds its requests until then")),
+        Ok(Err(_)) => Err(unavailable("the agent refuses to serve the VM; `xdp-imds status` has the reason")),
+        Err(_) => {
+            Err(unavailable("the VM's metadata is not ready yet; the agent holds its requests until then"))
+        }
     }
 }
 
@@ -480,6 +484,16 @@ mod tests {
         let _held = calls.recv().await.expect("a call");
         assert_eq!(asked.await.expect("an answer"), (14, 0));
         assert!(begun.elapsed() >= WAIT);
+    }
+
+    #[tokio::test]
+    async fn a_vm_that_the_feed_refuses_is_unavailable_at_once() {
+        let (_dir, socket, mut calls) = hook();
+        let begun = Instant::now();
+        let asked = tokio::spawn(async move { call(&socket, METHOD, message("PreVMStart", VMI)).await });
+        drop(calls.recv().await.expect("a call"));
+        assert_eq!(asked.await.expect("an answer"), (14, 0));
+        assert!(begun.elapsed() < WAIT);
     }
 
     #[tokio::test]

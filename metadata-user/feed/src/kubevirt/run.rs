@@ -388,8 +388,11 @@ impl Run {
             }
         }
         let core = &self.core;
-        for (_, done) in self.waiting.extract_if(.., |(key, done)| !core.awaits(key) || done.is_closed()) {
-            _ = done.send(());
+        for (key, done) in self.waiting.extract_if(.., |(key, done)| !core.awaits(key) || done.is_closed()) {
+            // The hook takes a call that is dropped for a VM that is not served.
+            if !core.refuses(&key) {
+                _ = done.send(());
+            }
         }
         self.sync().await?;
         self.keep();
@@ -575,21 +578,22 @@ pub(super) fn between(least: Duration, most: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use metadata_content::record::RecordLimits;
-    use serde_json::json;
+    use serde_json::{Value, json};
     use std::collections::BTreeSet;
     use std::sync::{Arc, Mutex};
     use std::time::Duration;
-    use tokio::sync::mpsc;
+    use tokio::sync::oneshot::error::TryRecvError;
+    use tokio::sync::{mpsc, oneshot};
 
     use super::{
-        Core, Instant, LIST_TIMEOUT, Launchers, Pauses, PodEvent, PodUid, PodsError, Publisher, Reports, Run,
-        SPREAD, SWEEP_EVERY, SaveQueue, WatchPacing,
+        Core, HookCall, Instant, LIST_TIMEOUT, Launchers, Pauses, PodEvent, PodUid, PodsError, Point,
+        Publisher, ReadVolumes, Reports, Run, SPREAD, SWEEP_EVERY, SaveQueue, WatchPacing,
     };
     use crate::FeedEvent;
     use crate::kubevirt::client::Update;
-    use crate::kubevirt::core::VmiOrigin;
+    use crate::kubevirt::core::{VMIS_BYTES, VmiOrigin};
     use crate::kubevirt::translate::VolumeFiles;
-    use crate::kubevirt::{KubevirtOptions, Vmi, VolumeCache};
+    use crate::kubevirt::{ENABLED, KubevirtOptions, Vmi, VolumeCache};
     use crate::pods::{Pod, Tap, TapKind, Volumes};
 
     struct NoLaunchers;
@@ -602,24 +606,10 @@ mod tests {
         fn forget(&mut self, _: &PodUid) {}
     }
 
-    #[tokio::test]
-    async fn the_runtimes_thread_is_free_while_volumes_are_read() {
-        let (began, mut begins) = mpsc::unbounded_channel();
-        let (release, released) = std::sync::mpsc::channel::<()>();
-        let released = Mutex::new(released);
-        let read = move |_: &PodUid, _: &str| {
-            began.send(()).expect("the test runs");
-            // Fails if the test, which shares the runtime's thread, cannot run meanwhile.
-            let released = released.lock().expect("no panic").recv_timeout(Duration::from_secs(20));
-            released.map_err(|error| error.to_string())?;
-            Ok(Some(VolumeFiles::from([("userdata".to_owned(), "#one".into())])))
-        };
-        let (tx, mut events) = mpsc::channel(64);
-        let tx = Publisher::from(tx);
-        let core =
-            Core::new("n".into(), KubevirtOptions::default(), RecordLimits::DEFAULT, 0, Arc::new(read));
-        let mut run = Run {
-            core,
+    /// A feed of node `n` without watches.
+    fn run_with(read: Arc<dyn ReadVolumes>, tx: Publisher) -> Run {
+        Run {
+            core: Core::new("n".into(), KubevirtOptions::default(), RecordLimits::DEFAULT, 0, read),
             services: None,
             freed: tx.freed(),
             tx,
@@ -637,7 +627,72 @@ mod tests {
             volumes: Arc::new(VolumeCache::new(Volumes::new("/nowhere"))),
             shares_at: None,
             sweep_at: Instant::now() + SWEEP_EVERY,
+        }
+    }
+
+    /// A feed whose volumes are empty.
+    fn run_without_volumes() -> (Run, mpsc::Receiver<FeedEvent>) {
+        let (tx, events) = mpsc::channel(1_024);
+        let read = |_: &PodUid, _: &str| -> Result<Option<VolumeFiles>, String> { Ok(None) };
+        (run_with(Arc::new(read), Publisher::from(tx)), events)
+    }
+
+    fn vmi_of(namespace: &str, name: &str, uid: &str, change: impl FnOnce(&mut Value)) -> Vmi {
+        let mut vmi = json!({
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "spec": {"domain": {"devices": {"interfaces": [{"name": "default", "masquerade": {}}]}}},
+            "status": {"phase": "Running", "activePods": {"p": "n"}},
+        });
+        change(&mut vmi);
+        Vmi::from_value(vmi).expect("a VMI")
+    }
+
+    #[tokio::test]
+    async fn the_hook_lets_no_vm_start_that_is_refused_and_each_that_is_not_to_be_served() {
+        type Change = fn(&mut Value);
+        let off = |vmi: &mut Value| vmi["metadata"]["annotations"] = json!({ENABLED: "false"});
+        let large =
+            |vmi: &mut Value| vmi["metadata"]["annotations"] = json!({"note": "x".repeat(VMIS_BYTES)});
+        let foreign = |vmi: &mut Value| vmi["metadata"]["uid"] = "other".into();
+        for (what, change, answer) in [
+            ("not to be served", off as Change, Ok(())),
+            ("too large", large as Change, Err(TryRecvError::Closed)),
+            ("names the pod of another", foreign as Change, Err(TryRecvError::Closed)),
+        ] {
+            let (mut run, _events) = run_without_volumes();
+            let (done, mut told) = oneshot::channel();
+            let vmi = Box::new(vmi_of("shop", "web", "own", change));
+            run.call(HookCall { vmi, point: Point::Starts, done });
+            let uid: PodUid = "p".parse().expect("a uid");
+            let pod = Pod {
+                uid: uid.clone(),
+                pid: 1,
+                vmi: "own".into(),
+                netns: "/proc/1/ns/net".into(),
+                taps: Vec::new(),
+                nics: Vec::new(),
+            };
+            run.core.pod(&uid, PodEvent::Found(pod), Instant::now().into_std());
+            assert!(run.act().await.is_ok(), "{what}");
+            assert_eq!(told.try_recv(), answer, "{what}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_runtimes_thread_is_free_while_volumes_are_read() {
+        let (began, mut begins) = mpsc::unbounded_channel();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let released = Mutex::new(released);
+        let read = move |_: &PodUid, _: &str| {
+            began.send(()).expect("the test runs");
+            // Fails if the test, which shares the runtime's thread, cannot run meanwhile.
+            let released = released.lock().expect("no panic").recv_timeout(Duration::from_secs(20));
+            released.map_err(|error| error.to_string())?;
+            Ok(Some(VolumeFiles::from([("userdata".to_owned(), "#one".into())])))
         };
+        let (tx, mut events) = mpsc::channel(64);
+        let tx = Publisher::from(tx);
+        let mut run = run_with(Arc::new(read), tx);
         let (updates, from_watches) = mpsc::channel(8);
         let (pods, from_pods) = mpsc::channel(8);
         let (_calls, hook) = mpsc::channel(1);

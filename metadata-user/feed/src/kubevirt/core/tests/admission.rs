@@ -196,6 +196,7 @@ fn a_pod_belongs_to_the_vmi_that_its_launcher_runs_whoever_names_it_first() {
     // After a restart, VMIs may come in any order.
     assert_eq!(story.apply(VmiOrigin::Kept, claimant()), ["watch p"]);
     assert_eq!(story.apply(VmiOrigin::Kept, vmi(&["p"])), ["!shop/web"], "until the launcher is found");
+    assert!(story.core.awaits("shop/web") && story.core.awaits("a/x"), "one of them");
     assert_eq!(story.found_running("p", VMI_UID), ["leave p", "!a/x", "watch p", "-shop/web"]);
     assert_eq!(story.found_running("p", VMI_UID), ["+shop/web 101", "ImdsReady web"]);
     assert_eq!(story.apply(VmiOrigin::Here, claimant()), NOTHING);
@@ -218,7 +219,7 @@ fn a_pod_of_a_vm_that_is_not_served_is_no_other_vms() {
     let text = error.to_string();
     assert!(key == "a/x" && text.contains("pod `p`") && text.contains(VMI_UID), "{key}: {text}");
     assert_eq!(story.apply(VmiOrigin::Here, claimant()), NOTHING, "it is not followed again");
-    assert!(story.core.is_settled() && !story.core.awaits("a/x"));
+    assert!(story.core.is_settled() && !story.core.awaits("a/x") && story.core.refuses("a/x"));
     assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), ["watch p"], "it is to be served now");
 }
 
