@@ -409,6 +409,15 @@ impl Core {
         }
     }
 
+    /// Handles a VMI that has stopped, which the hook says. virt-handler may say it late or again, when the next VMI of
+    /// that name is there.
+    pub fn stopped(&mut self, vmi: &Vmi, now: Instant) {
+        let key = vmi.key();
+        if self.vmis.get(&key).is_none_or(|known| known.vmi.metadata.uid == vmi.metadata.uid) {
+            self.gone(VmiOrigin::Hook, &key, now);
+        }
+    }
+
     /// Handles the complete list of a watch: VMIs that `keys` lacks have left it.
     pub fn listed(&mut self, origin: VmiOrigin, keys: &BTreeSet<String>, now: Instant) {
         let here = self.vmis.iter().filter(|(_, known)| known.origins.contains(&origin));

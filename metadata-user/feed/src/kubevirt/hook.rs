@@ -8,7 +8,7 @@
 //! | `PreVMStart` | the feed serves the VMI | once its record is published, at the latest after [`WAIT`] |
 //! | `PreMigrationSource` | nothing, or the [hold](MigrationHold) | at once, or once the guest has acknowledged the migration |
 //! | `PreMigrationTarget` | the feed serves the VMI as soon as its tap exists | at once |
-//! | `PostVMStop` | the hook no longer names the VMI | at once |
+//! | `PostVMStop` | the hook no longer names the VMI of this UID | at once |
 //! | any other | nothing | at once |
 //!
 //! No call waits until the agent has attached to a tap. The agent attaches within moments after the record, while QEMU

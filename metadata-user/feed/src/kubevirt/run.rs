@@ -362,7 +362,7 @@ impl Run {
         let key = vmi.key();
         match point {
             Point::Starts | Point::Comes => self.core.applied(VmiOrigin::Hook, *vmi, now),
-            Point::Stopped => self.core.gone(VmiOrigin::Hook, &key, now),
+            Point::Stopped => self.core.stopped(&vmi, now),
             // The hook waits by itself.
             Point::Leaves => {}
         }

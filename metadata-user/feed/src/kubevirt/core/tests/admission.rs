@@ -4,7 +4,7 @@ use metadata_content::source::RecordSource;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-use super::{NOTHING, Story, VMI_UID, pod, secretive, vmi, vmi_beside, vmi_with};
+use super::{NOTHING, Story, VMI_UID, next_vmi, pod, secretive, vmi, vmi_beside, vmi_with};
 use crate::kubevirt::Vmi;
 use crate::kubevirt::core::{Action, MAX_VMIS, VMIS_BYTES, VmiOrigin};
 use crate::pods::{PodEvent, PodUid};
@@ -60,6 +60,21 @@ fn a_vmi_from_the_hook_alone_is_served_until_its_launcher_ends() {
     story.pod("p", PodEvent::Files { volume: "ci-udata".into() });
     assert!(!story.core.awaits("shop/web"));
     assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
+    assert_eq!(story.core.vmis().count(), 0);
+}
+
+#[test]
+fn a_late_stop_of_a_vmi_leaves_the_next_one_of_its_name() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Hook, vmi(&["p"]));
+    assert_eq!(story.apply(VmiOrigin::Hook, next_vmi("q")), ["leave p", "watch q"]);
+    let stop = |story: &mut Story, vmi: Value| {
+        story.core.stopped(&Vmi::from_value(vmi).expect("a VMI"), story.now);
+        story.actions()
+    };
+    assert_eq!(stop(&mut story, vmi(&["p"])), NOTHING, "it is the former one's");
+    assert_eq!(story.core.vmis().count(), 1);
+    assert_eq!(stop(&mut story, next_vmi("q")), ["leave q"]);
     assert_eq!(story.core.vmis().count(), 0);
 }
 
