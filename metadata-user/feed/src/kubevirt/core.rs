@@ -233,6 +233,11 @@ impl KnownVmi {
         self.vmi.metadata.uid == vmi.metadata.uid && self.origins.iter().any(VmiOrigin::is_a_watch)
     }
 
+    /// True if the watch of VMIs that run here has a VMI of this UID.
+    fn runs_here_as(&self, vmi: &Vmi) -> bool {
+        self.vmi.metadata.uid == vmi.metadata.uid && self.origins.contains(&VmiOrigin::Here)
+    }
+
     /// The instance whose events have this key, unless it has ended.
     fn named(&self, key: &str) -> Option<&VmiInstance> {
         self.instances.values().find(|instance| instance.key == key && !instance.has_ended())
@@ -316,6 +321,11 @@ impl Core {
             // The watch has the newer version; the hook only adds that the VMI is about to run.
             Some(known) if origin == VmiOrigin::Hook && known.is_watched_as(&vmi) => {
                 self.vmis.entry(key).and_modify(|known| known.ran = true);
+                return;
+            }
+            // The watch of VMIs that run here gets every version too. The other may be behind, and have an older one.
+            Some(known) if origin == VmiOrigin::Coming && known.runs_here_as(&vmi) => {
+                self.vmis.entry(key).and_modify(|known| _ = known.origins.insert(origin));
                 return;
             }
             Some(known) if known.vmi.metadata.uid != vmi.metadata.uid => self.drop_vmi(&key),

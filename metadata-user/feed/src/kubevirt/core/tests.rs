@@ -262,6 +262,22 @@ fn the_target_of_a_migration_is_served_before_it_runs_and_after() {
 }
 
 #[test]
+fn the_watch_of_arriving_vmis_puts_no_older_version_over_that_of_running_ones() {
+    let mut story = Story::begin();
+    story.apply(VmiOrigin::Coming, vmi(&["p"]));
+    story.found("p");
+    let renamed = || vmi_with(|vmi| vmi["spec"]["hostname"] = "new".into());
+    assert_eq!(story.apply(VmiOrigin::Here, renamed()), ["+shop/web 102"]);
+    assert_eq!(story.apply(VmiOrigin::Coming, vmi(&["p"])), NOTHING);
+    assert_eq!(story.core.vmis().next().and_then(|vmi| vmi.spec.hostname.as_deref()), Some("new"));
+    // It names the VMI all the same.
+    assert_eq!(story.lose(VmiOrigin::Here), NOTHING);
+    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
+    assert_eq!(story.core.vmis().count(), 1);
+    assert_eq!(story.apply(VmiOrigin::Coming, next_vmi("q")), ["watch q"], "another VMI of that name");
+}
+
+#[test]
 fn a_failed_migration_ends_the_target() {
     let mut story = Story::begin();
     story.apply(VmiOrigin::Coming, vmi(&["p"]));
@@ -275,7 +291,7 @@ fn a_failed_migration_ends_the_target() {
 #[test]
 fn a_vm_with_two_pods_here_has_two_records() {
     let mut story = Story::served();
-    assert_eq!(story.apply(VmiOrigin::Coming, vmi(&["p", "a"])), ["watch a"]);
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p", "a"])), ["watch a"]);
     assert_eq!(story.pod("a", PodEvent::Found(pod("a", 43))), ["+shop/web@a 102", "ImdsReady web"]);
     assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
     assert_eq!(story.apply(VmiOrigin::Here, vmi(&["a"])), NOTHING, "the one that stays keeps its name");
