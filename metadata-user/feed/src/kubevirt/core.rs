@@ -437,6 +437,24 @@ impl Core {
         }
     }
 
+    /// The VMIs that no watch names and no launcher runs, and their pods on this node.
+    pub fn idle(&self) -> impl Iterator<Item = (&String, Vec<PodUid>)> {
+        let is_idle = |known: &KnownVmi| {
+            !known.origins.iter().any(VmiOrigin::is_a_watch)
+                && !known.instances.values().any(VmiInstance::lives)
+        };
+        self.vmis.iter().filter(move |&(_, known)| is_idle(known)).map(move |(key, known)| {
+            let is_own = |uid: &PodUid| !matches!(known.contested.get(uid), Some(PodRefusal::Runs { .. }));
+            let pods = known.vmi.pods_on(&self.node).filter_map(|uid| uid.parse().ok());
+            (key, pods.filter(is_own).collect())
+        })
+    }
+
+    /// Forgets a VMI.
+    pub fn forget(&mut self, key: &str) {
+        self.drop_vmi(key);
+    }
+
     /// Handles an event of a pod.
     pub fn pod(&mut self, uid: &PodUid, event: PodEvent, now: Instant) {
         let Some(key) = self.owners.get(uid).cloned() else { return };

@@ -191,6 +191,7 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let generation = u64::try_from(since.as_millis()).unwrap_or(0);
     let now = Instant::now();
+    let forgets_by = (!options.watch).then(|| options.pods());
     let core = Core::new(node, options, limits, generation, Arc::clone(&volumes) as Arc<dyn ReadVolumes>);
     let core = if services.is_some() { core.told_of_services() } else { core };
     let mut run = Run {
@@ -212,6 +213,8 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
         volumes,
         shares_at: None,
         sweep_at: now + SWEEP_EVERY,
+        forgets_by,
+        podless: BTreeSet::new(),
     };
     run.restore();
     // A feed without watches keeps a sender, so that the channel stays open.
@@ -248,6 +251,10 @@ struct Run {
     shares_at: Option<Instant>,
     /// When to release contents of volumes that no VM uses any more.
     sweep_at: Instant,
+    /// kubelet's directory of pods, by which VMIs are forgotten without a watch.
+    forgets_by: Option<PathBuf>,
+    /// VMIs whose pods the last sweep did not find.
+    podless: BTreeSet<String>,
 }
 
 /// The receiver of events was dropped.
@@ -425,7 +432,25 @@ impl Run {
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP_EVERY;
             self.volumes.sweep();
+            self.forget_ended();
         }
+    }
+
+    /// Without a watch, forgets the VMIs that ended while no agent ran: nobody says so. kubelet has no directory of
+    /// their pods any more. The next sweep must find the same, because the hook may name a VMI before its pod.
+    fn forget_ended(&mut self) {
+        let Some(pods) = &self.forgets_by else { return };
+        let is_gone = |uid: &PodUid| {
+            let found = std::fs::symlink_metadata(pods.join(uid.as_str()));
+            found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+        };
+        let podless = self.core.idle().filter(|(_, pods)| pods.iter().all(is_gone));
+        let podless: BTreeSet<String> = podless.map(|(key, _)| key.clone()).collect();
+        for key in podless.intersection(&self.podless) {
+            info!(vmi = key, "forgotten: its pod is gone");
+            self.core.forget(key);
+        }
+        self.podless = podless;
     }
 
     /// Publishes [`FeedEvent::Synced`] once, after everything that existed at the start.
@@ -627,6 +652,8 @@ mod tests {
             volumes: Arc::new(VolumeCache::new(Volumes::new("/nowhere"))),
             shares_at: None,
             sweep_at: Instant::now() + SWEEP_EVERY,
+            forgets_by: None,
+            podless: BTreeSet::new(),
         }
     }
 
@@ -675,6 +702,38 @@ mod tests {
             run.core.pod(&uid, PodEvent::Found(pod), Instant::now().into_std());
             assert!(run.act().await.is_ok(), "{what}");
             assert_eq!(told.try_recv(), answer, "{what}");
+        }
+    }
+
+    #[tokio::test]
+    async fn without_a_watch_vmis_are_forgotten_whose_pods_are_gone_twice() {
+        let pods = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(pods.path().join("p")).expect("a pod");
+        let (mut run, _events) = run_without_volumes();
+        run.forgets_by = Some(pods.path().into());
+        let vmi =
+            |name: &str, pods: Value| vmi_of("shop", name, name, |vmi| vmi["status"]["activePods"] = pods);
+        let now = Instant::now().into_std();
+        run.core.applied(VmiOrigin::Kept, vmi("ended", json!({"gone": "n"})), now);
+        run.core.applied(VmiOrigin::Kept, vmi("runs", json!({"p": "n"})), now);
+        run.core.applied(VmiOrigin::Hook, vmi("comes", json!({})), now);
+        let sweep = |run: &mut Run| {
+            run.sweep_at = Instant::now();
+            run.sweep();
+            run.core.vmis().map(|vmi| vmi.metadata.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(sweep(&mut run), ["comes", "ended", "runs"]);
+        // The hook names its pod meanwhile.
+        run.core.applied(VmiOrigin::Hook, vmi("comes", json!({"p2": "n"})), now);
+        std::fs::create_dir(pods.path().join("p2")).expect("a pod");
+        assert_eq!(sweep(&mut run), ["comes", "runs"]);
+        std::fs::remove_dir(pods.path().join("p")).expect("removed");
+        assert_eq!(sweep(&mut run), ["comes", "runs"]);
+        assert_eq!(sweep(&mut run), ["comes"]);
+        run.forgets_by = None;
+        std::fs::remove_dir(pods.path().join("p2")).expect("removed");
+        for _ in 0..3 {
+            assert_eq!(sweep(&mut run), ["comes"], "a watch says what has ended");
         }
     }
 
