@@ -6,14 +6,13 @@
 //! cloud-init (`DataSourceAkamai.py`) drops both keys and user-data on any error. So user-data always exists and may
 //! be empty. A request for `/v1/user-data` without a token gets NoCloud's user-data.
 
-use std::net::Ipv6Addr;
 use std::sync::LazyLock;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::common::{IpVersion, given, known, labels, public_keys};
+use super::common::{self, IpVersion, given, known, labels, public_keys};
 use super::route_builder::{JSON, RouteBuilder, TEXT};
 use super::tokens::{self, UNPROXIED};
 use super::{AccessCondition, Description, Mount};
@@ -88,13 +87,11 @@ fn instance(record: &Record) -> Value {
     })
 }
 
-/// Returns the first NIC's link-local address as IPv6 derives it from the MAC (RFC 4291 appendix A). Talos makes the
-/// gateway from its first group and refuses the network without one.
+/// Returns the first NIC's link-local address. Talos makes the gateway from its first group and refuses the network
+/// without one.
 fn link_local(record: &Record) -> String {
     let Some((.., mac)) = given(&record.network).next() else { return String::new() };
-    let [a, b, c, d, e, f] = mac.0.0;
-    let identifier = [a ^ 2, b, c, 0xff, 0xfe, d, e, f];
-    format!("{}/128", Ipv6Addr::from(0xfe80 << 112 | u128::from(u64::from_be_bytes(identifier))))
+    format!("{}/128", common::link_local(mac))
 }
 
 /// Returns NICs and addresses. Afterburn needs every member, so lists may be empty.

@@ -1,7 +1,7 @@
 //! What belongs to no dialect: the root `/`, the paths for a guest's reports, and how cloud-init is recognised.
 
 use std::borrow::Cow;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -149,6 +149,13 @@ pub(super) fn speaks(nic: &Nic, version: IpVersion) -> bool {
 pub(super) fn only_ipv6(network: &Network) -> bool {
     let any = |version| network.nics.iter().any(|nic| speaks(nic, version));
     any(IpVersion::V6) && !any(IpVersion::V4)
+}
+
+/// Returns the link-local address that IPv6 derives from the MAC (RFC 4291 appendix A).
+pub(super) fn link_local(mac: NicMac) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac.0.0;
+    let identifier = [a ^ 2, b, c, 0xff, 0xfe, d, e, f];
+    Ipv6Addr::from(0xfe80 << 112 | u128::from(u64::from_be_bytes(identifier)))
 }
 
 /// Returns the gateway; empty without one.

@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::common::{IpVersion, gateway, given, known, public_key_lines, speaks};
+use super::common::{IpVersion, gateway, given, known, link_local, public_key_lines, speaks};
 use super::document::DocumentTree;
 use super::route_builder::{RouteBuilder, computed};
 use super::{AccessCondition, Description, Mount};
@@ -120,30 +120,46 @@ fn vnics(record: &Record) -> Value {
 
 /// Returns one NIC. cloud-init (`DataSourceOracle.py`) requires `subnetCidrBlock`: without it in one NIC, the guest
 /// configures neither that NIC nor those after it. It configures the first NIC by DHCP, and by DHCPv6 alone if there is
-/// an IPv6 router or subnet and no `privateIp`.
+/// an IPv6 router (24.4 and 25.1: an IPv6 subnet) and no `privateIp`. It then reads the first IPv6 address.
 fn vnic(is_first: bool, n: usize, nic: &Nic, mac: NicMac) -> Option<Value> {
-    let (v4, v6) = (known(nic, IpVersion::V4).next(), known(nic, IpVersion::V6).next());
-    let is_leased = is_first && v4.is_none() && (speaks(nic, IpVersion::V4) || v6.is_none());
+    let v4 = known(nic, IpVersion::V4).next();
+    let mut v6: Vec<Cidr> = known(nic, IpVersion::V6).map(|(_, cidr)| cidr).collect();
+    let mut router6 = known(nic, IpVersion::V6).next().map(|(address, _)| gateway(address));
+    let only_v6 = is_first && speaks(nic, IpVersion::V6) && !speaks(nic, IpVersion::V4);
+    if only_v6 {
+        // Without a router the client would ask for an IPv4 lease. What the record does not know has a stand-in.
+        if v6.is_empty() {
+            v6.push(Cidr { address: link_local(mac).into(), prefix: 64 });
+        }
+        router6 = Some(router(nic, v6[0]));
+    }
+    let is_leased = is_first && v4.is_none() && !only_v6;
     let mut vnic = json!({ "macAddr": mac.to_string(), "vlanTag": n, "vnicId": nic.eni_id() });
     let block = |cidr: Cidr| cidr.network().to_string();
-    match (v4, v6) {
+    match (v4, v6.first()) {
         (Some((_, cidr)), _) => vnic["subnetCidrBlock"] = block(cidr).into(),
-        (None, Some((_, cidr))) if !is_leased => vnic["subnetCidrBlock"] = block(cidr).into(),
+        (None, Some(cidr)) if !is_leased => vnic["subnetCidrBlock"] = block(*cidr).into(),
         _ => vnic["subnetCidrBlock"] = "0.0.0.0/0".into(),
     }
     if let Some((address, cidr)) = v4 {
         vnic["privateIp"] = cidr.address.to_string().into();
         vnic["virtualRouterIp"] = gateway(address).into();
     }
-    if let Some((address, cidr)) = v6 {
-        let all = known(nic, IpVersion::V6).map(|(_, cidr)| cidr.address.to_string());
-        vnic["ipv6Addresses"] = all.collect();
+    if let Some(cidr) = v6.first() {
+        vnic["ipv6Addresses"] = v6.iter().map(|cidr| cidr.address.to_string()).collect();
         if !is_leased {
-            vnic["ipv6SubnetCidrBlock"] = block(cidr).into();
-            vnic["ipv6VirtualRouterIp"] = gateway(address).into();
+            vnic["ipv6SubnetCidrBlock"] = block(*cidr).into();
+            vnic["ipv6VirtualRouterIp"] = router6.into();
         }
     }
-    (is_first || v4.is_some() || v6.is_some()).then_some(vnic)
+    (is_first || v4.is_some() || !v6.is_empty()).then_some(vnic)
+}
+
+/// Returns the IPv6 router of a NIC without IPv4: its gateway, else the address that every router of the subnet has
+/// (RFC 4291 section 2.6.1).
+fn router(nic: &Nic, cidr: Cidr) -> String {
+    let own = nic.addresses.iter().find_map(|address| address.gateway);
+    own.map_or_else(|| cidr.network().address.to_string(), |own| own.to_string())
 }
 
 #[cfg(test)]
@@ -270,6 +286,35 @@ mod tests {
             for absent in ["privateIp", "ipv6VirtualRouterIp", "ipv6SubnetCidrBlock"] {
                 assert!(vnic.get(absent).is_none(), "{absent} of {addresses}");
             }
+        }
+    }
+
+    #[test]
+    fn a_first_nic_with_ipv6_alone_has_an_address_and_a_router_whatever_the_record_knows() {
+        let (own, fixed, subnet) = ("fe80::5054:ff:fe12:3456", "2001:db8::15/64", "2001:db8::/64");
+        for (addresses, address, subnet, router) in [
+            (json!([{"method": "slaac"}]), own, "fe80::/64", "fe80::"),
+            (json!([{"method": "dhcp6", "gateway": "fe80::1"}]), own, "fe80::/64", "fe80::1"),
+            (json!([{"method": "static", "address": fixed}]), "2001:db8::15", subnet, "2001:db8::"),
+            (
+                json!([{"method": "slaac", "address": fixed, "gateway": "fe80::1"}]),
+                "2001:db8::15",
+                subnet,
+                "fe80::1",
+            ),
+        ] {
+            let mut record = full();
+            record["network"]["nics"] =
+                json!([{"id": "n0", "mac": "52:54:00:12:34:56", "addresses": addresses}]);
+            let vnic = document(&record, "vnics")[0].clone();
+            assert_eq!(
+                (&vnic["ipv6Addresses"][0], &vnic["ipv6VirtualRouterIp"]),
+                (&json!(address), &json!(router))
+            );
+            for block in ["subnetCidrBlock", "ipv6SubnetCidrBlock"] {
+                assert_eq!(vnic[block], subnet, "{block} of {addresses}");
+            }
+            assert!(vnic.get("privateIp").is_none(), "{addresses}");
         }
     }
 
