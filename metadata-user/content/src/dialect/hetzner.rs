@@ -1,7 +1,8 @@
 //! Hetzner: a YAML document, the private networks and raw user-data, and leaves for Afterburn and systemd.
 //!
 //! cloud-init (`DataSourceHetzner.py`) requires every document: an empty list means no private networks, 204 means no
-//! user-data. It configures the NICs of private networks by DHCP itself, so network-config contains only other NICs.
+//! user-data. It configures the NICs of private networks by DHCPv4 itself, under the names that they have. So
+//! network-config contains the NICs that need more than that, and cloud-init's list of private networks the others.
 
 use std::net::IpAddr;
 
@@ -10,13 +11,14 @@ use serde_json::{Map, Value};
 
 use std::time::Duration;
 
-use super::common::{IpVersion, gateway, given, known, payload_text, public_keys, speaks};
+use super::common::{IpVersion, gateway, given, is_cloud_init, known, payload_text, public_keys, speaks};
 use super::document::DocumentTree;
 use super::network_config::{Resolvers, version_1};
 use super::route_builder::{RouteBuilder, YAML};
 use super::{Description, Mount, yaml};
 use crate::dialect::json::json;
 use crate::http::{Body, Response, StatusCode};
+use crate::record::network::AddressMethod;
 use crate::record::values::NicMac;
 use crate::record::{Nic, Record, Role};
 use crate::store::Methods;
@@ -28,10 +30,20 @@ pub(super) static DIALECT: Description = Description::new(
 );
 
 fn render(record: &Record, routes: &mut RouteBuilder<'_>) {
-    let mut network_config = version_1(&record.network, Resolvers::Subnets, |n, _| !is_private(record, n));
+    let is_listed = |n, nic: &Nic| is_private(record, n) && is_leased(record, nic);
+    let mut network_config = version_1(&record.network, Resolvers::Subnets, |n, nic| !is_listed(n, nic));
     name_families(&mut network_config);
-    let networks = routes.found(YAML, yaml::document(&private_networks(record)));
-    routes.open("/hetzner/v1/metadata/private-networks", networks);
+    let all = private_networks(record, |_| true);
+    let leased = private_networks(record, |nic| is_leased(record, nic));
+    let path = "/hetzner/v1/metadata/private-networks";
+    let for_others = routes.found(YAML, yaml::document(&all));
+    if leased == all {
+        routes.open(path, for_others);
+    } else {
+        let for_cloud_init = routes.found(YAML, yaml::document(&leased));
+        let about = "private networks; for cloud-init, without the NICs that are in network-config";
+        routes.either(path, &[], about, is_cloud_init, for_cloud_init, for_others);
+    }
     let config = routes.found(YAML, yaml::document(&network_config));
     routes.open("/hetzner/v1/metadata/network-config", config);
 
@@ -104,6 +116,14 @@ fn public_ipv4(record: &Record) -> Option<IpAddr> {
     })
 }
 
+/// Returns whether DHCPv4 gives the NIC all that it needs. A VLAN or bond needs the NIC below it in its own document,
+/// because it refers to that by name.
+fn is_leased(record: &Record, nic: &Nic) -> bool {
+    nic.addresses.iter().all(|address| address.method == AddressMethod::Dhcp4)
+        && nic.routes.is_empty()
+        && !record.network.carries_another(nic)
+}
+
 /// Returns whether the NIC is listed among the private networks, which support IPv4 only.
 fn is_private(record: &Record, n: usize) -> bool {
     private_nics(record).any(|(private, ..)| private == n)
@@ -114,7 +134,8 @@ fn private_nics(record: &Record) -> impl Iterator<Item = (usize, &Nic, NicMac)> 
     given(&record.network).filter(move |(n, nic, _)| private(*n, nic))
 }
 
-fn private_networks(record: &Record) -> Value {
+/// Returns the private networks of the NICs that `takes` accepts, with the numbers that they have among all.
+fn private_networks(record: &Record, takes: impl Fn(&Nic) -> bool) -> Value {
     let network = |(id, (n, nic, mac)): (usize, (usize, &Nic, NicMac))| {
         let mut addresses = known(nic, IpVersion::V4);
         let mut entry = json!({
@@ -133,7 +154,7 @@ fn private_networks(record: &Record) -> Value {
         entry["alias_ips"] = addresses.map(|(_, cidr)| cidr.address.to_string()).collect();
         entry
     };
-    private_nics(record).enumerate().map(network).collect()
+    private_nics(record).enumerate().filter(|(_, (_, nic, _))| takes(nic)).map(network).collect()
 }
 
 #[cfg(test)]
@@ -239,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn each_nic_is_in_one_document_and_private_networks_are_ipv4() {
+    fn private_networks_are_ipv4_and_all_are_listed_for_other_clients() {
         let mut record = full();
         let nics = record["network"]["nics"].as_array_mut().expect("NICs");
         nics[1]["addresses"] = json!([
@@ -262,10 +283,39 @@ mod tests {
             },
         ]);
         assert_eq!(yaml(&responses, "metadata/private-networks"), networks);
-        let config = yaml(&responses, "metadata/network-config");
-        let names: Vec<_> =
-            config["config"].as_array().expect("a list").iter().map(|nic| nic["name"].clone()).collect();
-        assert_eq!(names, ["eth0", "n3"]);
+    }
+
+    #[test]
+    fn cloud_init_finds_each_nic_in_one_document_and_leases_only_what_dhcpv4_configures() {
+        let leased = json!([{"method": "dhcp4"}]);
+        let fixed = json!([{"method": "static", "address": "192.168.7.5/24"}]);
+        let dual = json!([{"method": "dhcp4"}, {"method": "static", "address": "2001:db8::7/64"}]);
+        let route = json!([{"to": "10.0.0.0/8", "via": "192.168.7.1"}]);
+        let vlan = json!({"id": "v7", "vlan": {"link": "n1", "id": 7}});
+        for (addresses, routes, vlan, is_leased) in [
+            (&leased, json!([]), None, true),
+            (&fixed, json!([]), None, false),
+            (&dual, json!([]), None, false),
+            (&leased, route, None, false),
+            (&leased, json!([]), Some(vlan), false),
+        ] {
+            let mut record = full();
+            let nics = record["network"]["nics"].as_array_mut().expect("NICs");
+            nics[1]["addresses"] = addresses.clone();
+            nics[1]["routes"] = routes;
+            nics.extend(vlan);
+            let nics = json!(nics);
+            let responses = rendered(&record);
+            let path = "/hetzner/v1/metadata/private-networks";
+            let agent = ("User-Agent", "Cloud-Init/25.1.4");
+            let answer = ask_with(&responses, Method::Get, path, &[agent], b"");
+            let networks: Value = serde_yaml::from_slice(&answer.body().to_bytes()).expect("YAML");
+            assert_eq!(networks.as_array().map(Vec::len), Some(usize::from(is_leased)), "{nics}");
+            let config = yaml(&responses, "metadata/network-config");
+            let devices = config["config"].as_array().expect("a list");
+            assert_eq!(devices.iter().any(|device| device["name"] == "eth1"), !is_leased, "{nics}");
+            assert_eq!(yaml(&responses, "metadata")["network-config"], config);
+        }
     }
 
     #[test]

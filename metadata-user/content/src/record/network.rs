@@ -52,6 +52,15 @@ impl Network {
             _ => None,
         }
     }
+
+    /// Returns whether a VLAN or a bond of the guest is on this NIC.
+    #[must_use]
+    pub fn carries_another(&self, nic: &Nic) -> bool {
+        self.nics.iter().any(|upper| {
+            upper.vlan.as_ref().is_some_and(|vlan| vlan.link == nic.id)
+                || upper.bond.as_ref().is_some_and(|bond| bond.links.contains(&nic.id))
+        })
+    }
 }
 
 /// `network.mode`: source of the network documents.

@@ -10,7 +10,7 @@ use super::credentials::Credential;
 use super::dialects::{DateTree, Dialect, Imdsv2, ServeLimits, USER_DATA_MAX};
 use super::event::EVENTS_PER_VM;
 use super::identity::{AUDIENCES, SUBJECT_BYTES};
-use super::network::{NetworkMode, Nic};
+use super::network::{Network, NetworkMode, Nic};
 use super::values::{FQDN_BYTES, excerpt};
 use super::vm::{FileSource, Payload};
 use super::{PathStep, Record, RecordError, RecordLimits, RecordText, Warning, way};
@@ -311,7 +311,7 @@ impl Validator<'_> {
         }
         // In mode `none` the guest gets no network document.
         if record.network.mode != NetworkMode::None {
-            self.unaddressed(nics);
+            self.unaddressed(&record.network);
         }
         self.unnamed(record);
         self.roles(record);
@@ -389,15 +389,9 @@ impl Validator<'_> {
         Ok(())
     }
 
-    fn unaddressed(&mut self, nics: &[Nic]) {
-        let below = |nic: &Nic| {
-            nics.iter().any(|upper| {
-                upper.vlan.as_ref().is_some_and(|vlan| vlan.link == nic.id)
-                    || upper.bond.as_ref().is_some_and(|bond| bond.links.contains(&nic.id))
-            })
-        };
-        for (n, nic) in nics.iter().enumerate() {
-            if nic.addresses.is_empty() && !below(nic) {
+    fn unaddressed(&mut self, network: &Network) {
+        for (n, nic) in network.nics.iter().enumerate() {
+            if nic.addresses.is_empty() && !network.carries_another(nic) {
                 let message = "no addresses: the network document leaves this NIC unconfigured; add \
                                `addresses: [{method: dhcp4}]` to use DHCP";
                 self.warn(&way!["network", "nics", n], message);
