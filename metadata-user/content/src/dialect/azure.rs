@@ -21,6 +21,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::LazyLock;
 
+use super::common::{IpVersion, speaks};
 use super::document::{DocumentNode, JsonDocument, PartKind};
 use super::events::{acknowledge, imf_fixdate};
 use super::route_builder::{JSON, RouteBuilder, TEXT, computed};
@@ -544,8 +545,13 @@ fn public_key(key: &SshKey, admin: &str) -> Value {
 /// Returns a NIC. Azure's clients do not support VLANs and bonds.
 fn interface(nic: &Nic) -> Option<Value> {
     let mac = nic.mac.filter(|_| nic.is_physical())?;
-    let ipv4 = json!({ "ipAddress": entries(nic, true), "subnet": subnets(nic, true) });
-    let mut ipv6 = json!({ "ipAddress": entries(nic, false) });
+    let (v4, mut v6) = (entries(nic, true), entries(nic, false));
+    if v4.is_empty() && v6.is_empty() && speaks(nic, IpVersion::V6) {
+        // SLAAC alone, with an unknown address. cloud-init leaves out a NIC without entries.
+        v6.push(json!({}));
+    }
+    let ipv4 = json!({ "ipAddress": v4, "subnet": subnets(nic, true) });
+    let mut ipv6 = json!({ "ipAddress": v6 });
     let subnets = subnets(nic, false);
     if !subnets.is_empty() {
         ipv6["subnet"] = subnets.into();

@@ -254,6 +254,14 @@ fn addresses_are_listed_in_the_order_that_cloud_init_needs() {
     assert_eq!(leases["ipv4"]["ipAddress"], wanted, "cloud-init requests the first one by DHCP");
     assert_eq!(leases["ipv4"]["subnet"], json!([{ "address": "0.0.0.0", "prefix": "0" }]));
     assert_eq!(leases["ipv6"], json!({ "ipAddress": [{}] }));
+    // cloud-init leaves out a NIC without entries.
+    let advertised = interface(json!([{ "method": "slaac" }]));
+    assert_eq!(
+        (&advertised["ipv4"]["ipAddress"], &advertised["ipv6"]),
+        (&json!([]), &json!({ "ipAddress": [{}] }))
+    );
+    let both = interface(json!([{ "method": "dhcp4" }, { "method": "slaac" }]));
+    assert_eq!(both["ipv6"], json!({ "ipAddress": [] }));
 }
 
 #[test]
