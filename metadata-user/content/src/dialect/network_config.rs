@@ -38,6 +38,11 @@ fn parameters(bond: &Bond, [mode, miimon, policy, rate]: [&str; 4]) -> Value {
     parameters
 }
 
+/// Returns the destination without host bits, with which the kernel and `route` refuse it.
+fn destination(route: &NicRoute) -> String {
+    route.to.network().to_string()
+}
+
 fn search(network: &Network) -> Value {
     network.search.iter().map(ToString::to_string).collect()
 }
@@ -119,7 +124,7 @@ fn addressing(network: &Network, nic: &Nic, form: Gateways, device: &mut Map<Str
     }
     gateways(nic, form, device);
     for route in &nic.routes {
-        add_route(device, entry(nic, route.to.to_string(), route.via.0, route.metric));
+        add_route(device, entry(nic, destination(route), route.via.0, route.metric));
     }
 }
 
@@ -290,7 +295,7 @@ fn subnet(network: &Network, address: &Address, with_resolvers: bool) -> Value {
 }
 
 fn route_1(route: &NicRoute) -> Value {
-    let mut entry = json!({ "destination": route.to.to_string(), "gateway": route.via.to_string() });
+    let mut entry = json!({ "destination": destination(route), "gateway": route.via.to_string() });
     if let Some(metric) = route.metric {
         entry["metric"] = metric.into();
     }
@@ -424,6 +429,26 @@ mod tests {
             let record = with("network", network);
             let device = version_2(&record.network, Gateways::Members)["ethernets"]["n0"].clone();
             assert_eq!(device["routes"][0].get("on-link").and_then(Value::as_bool), on_link, "{via}");
+        }
+    }
+
+    #[test]
+    fn a_routes_destination_has_no_host_bits() {
+        let addresses = json!([
+            {"method": "static", "address": "192.0.2.5/24"}, {"method": "static", "address": "2001:db8::5/64"},
+        ]);
+        for (to, via, wanted) in [
+            ("10.1.2.3/8", "192.0.2.9", "10.0.0.0/8"),
+            ("2001:db8:1::5/48", "2001:db8::9", "2001:db8:1::/48"),
+            ("10.1.2.3/32", "192.0.2.9", "10.1.2.3/32"),
+        ] {
+            let record = with("network", nic(addresses.clone(), json!([{"to": to, "via": via}])));
+            let device = version_2(&record.network, Gateways::Routes)["ethernets"]["n0"].clone();
+            assert_eq!(device["routes"][0]["to"], wanted, "{to}");
+            let config = version_1(&record.network, Resolvers::Item, |_, _| true)["config"].clone();
+            let subnets = config[0]["subnets"].as_array().expect("a list");
+            let mut routes = subnets.iter().filter_map(|subnet| subnet["routes"][0]["destination"].as_str());
+            assert_eq!(routes.next(), Some(wanted), "{to}");
         }
     }
 
