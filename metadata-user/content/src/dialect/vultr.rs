@@ -2,7 +2,8 @@
 //!
 //! cloud-init (`sources/helpers/vultr.py`) applies `cloud_interfaces` unchanged if it exists. Otherwise it builds its
 //! network configuration from `interfaces` and adds its own resolvers. So `cloud_interfaces` always exists, except for
-//! versions before 23.1, which read it as a list and fail.
+//! versions before 23.1, which read it as a list and fail. Those configure further NICs by their IPv4 address, and
+//! fail without one, unless the NIC is `unconfigured`.
 
 use std::net::IpAddr;
 
@@ -114,10 +115,11 @@ fn document(record: &Record, user_data: String, vendor_data: String) -> Value {
 }
 
 fn interfaces(record: &Record) -> Value {
-    given(&record.network).map(|(n, nic, mac)| interface(record, n, nic, mac)).collect()
+    let given = given(&record.network).enumerate();
+    given.map(|(position, (n, nic, mac))| interface(record, position == 0, n, nic, mac)).collect()
 }
 
-fn interface(record: &Record, n: usize, nic: &Nic, mac: NicMac) -> Value {
+fn interface(record: &Record, is_first: bool, n: usize, nic: &Nic, mac: NicMac) -> Value {
     let mut interface = json!({
         "ipv6": ipv6(nic),
         "mac": mac.to_string(),
@@ -128,6 +130,9 @@ fn interface(record: &Record, n: usize, nic: &Nic, mac: NicMac) -> Value {
     }
     if let Some(mtu) = nic.mtu {
         interface["mtu"] = mtu.get().into();
+    }
+    if !is_first && known(nic, IpVersion::V4).next().is_none() {
+        interface["unconfigured"] = true.into();
     }
     interface
 }
@@ -255,6 +260,25 @@ mod tests {
         let document = document(&record);
         assert_eq!(document["interfaces"][0].get("ipv4"), None);
         assert_eq!(document["interfaces"][1]["ipv4"]["address"], "");
+    }
+
+    #[test]
+    fn a_further_nic_without_a_known_ipv4_address_is_unconfigured_for_cloud_init_before_23_1() {
+        let mut record = full();
+        record["network"]["nics"] = json!([
+            {"id": "n0", "mac": "52:54:00:12:34:56", "addresses": [{"method": "dhcp4"}]},
+            {"id": "n1", "mac": "52:54:00:12:34:57", "addresses": [{"method": "dhcp4"}]},
+            {"id": "n2", "mac": "52:54:00:12:34:58",
+             "addresses": [{"method": "static", "address": "2001:db8::5/64"}]},
+            {"id": "n3", "mac": "52:54:00:12:34:59",
+             "addresses": [{"method": "static", "address": "192.168.7.5/24"}]},
+            {"id": "n4", "mac": "52:54:00:12:34:5a"},
+        ]);
+        let document = document(&record);
+        let interfaces = document["interfaces"].as_array().expect("a list");
+        let unconfigured: Vec<_> =
+            interfaces.iter().map(|interface| interface["unconfigured"].as_bool()).collect();
+        assert_eq!(unconfigured, [None, Some(true), Some(true), None, Some(true)]);
     }
 
     #[test]
