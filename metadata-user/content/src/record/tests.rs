@@ -292,6 +292,25 @@ fn a_probable_mistake_causes_a_warning_with_its_place() {
 }
 
 #[test]
+fn an_unknown_lease_causes_a_warning_for_digitalocean() {
+    let known = "{method: dhcp4, address: 10.0.2.15/24, gateway: 10.0.2.2, public: 203.0.113.7}";
+    for (dialect, addresses, warns) in [
+        ("digitalocean", "{method: dhcp4}", true),
+        ("digitalocean", "{method: slaac}", true),
+        ("digitalocean", known, false),
+        ("upcloud", "{method: dhcp4}", false),
+    ] {
+        let text =
+            edited("absent_seed: 204", &format!("dialects: [{dialect}]")).replacen(known, addresses, 1);
+        let (_, warnings) = Record::parse("r.yaml", &text).expect("a good record");
+        let is_named =
+            |text: String| text.contains("network.nics[0]: no known address: DigitalOcean's clients");
+        let found = warnings.iter().any(|warning| is_named(warning.to_string()));
+        assert_eq!(found, warns, "{dialect} {addresses}: {warnings:?}");
+    }
+}
+
+#[test]
 fn a_key_that_cannot_end_a_path_causes_a_warning_for_gce() {
     for (key, left_out) in [(".", true), ("..", true), ("...", false), (".a", false)] {
         let (_, warnings) =

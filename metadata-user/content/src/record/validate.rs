@@ -315,6 +315,7 @@ impl Validator<'_> {
         }
         self.unnamed(record);
         self.roles(record);
+        self.unleased(record);
         Ok(())
     }
 
@@ -422,6 +423,22 @@ impl Validator<'_> {
             if !seen.insert(record.role(n)) {
                 let message =
                     "a second NIC of one role: DigitalOcean's document has one public and one private NIC";
+                self.warn(&way!["network", "nics", n], message);
+            }
+        }
+    }
+
+    /// Warns of NICs whose addresses DigitalOcean's document cannot have. Its clients use no DHCP.
+    fn unleased(&mut self, record: &Record) {
+        let listed = record.serve.dialects.as_deref().unwrap_or_default();
+        if !listed.contains(&Dialect::DigitalOcean) {
+            return;
+        }
+        for (n, nic) in record.network.nics.iter().enumerate() {
+            let is_known = nic.addresses.iter().any(|address| address.address.is_some());
+            if !nic.addresses.is_empty() && !is_known {
+                let message = "no known address: DigitalOcean's clients use no DHCP, so that the NIC stays without an \
+                               address; add the `address` of its lease";
                 self.warn(&way!["network", "nics", n], message);
             }
         }
