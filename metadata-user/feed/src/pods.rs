@@ -9,9 +9,9 @@
 //! ```
 //!
 //! The caller of [`Pods`] names the pods to watch, and gets their events. A process counts as a pod's launcher only if
-//! its control group belongs to the pod and its command line names the VMI that it runs. A pidfd ensures that the PID still means this process. The watch releases the
-//! pod's network namespace when the launcher ends, before it publishes [`PodEvent::Gone`], so that the namespace can
-//! end with the pod.
+//! its control group belongs to the pod and its command line names the VMI that it runs. A pidfd ensures that the PID
+//! still means this process. The watch releases the pod's network namespace when the launcher ends, before it publishes
+//! [`PodEvent::Gone`], so that the namespace can end with the pod.
 //!
 //! This module trusts nothing that a pod can write. It follows no link out of a volume (`volumes`) or to another
 //! socket, and checks every name before it becomes part of a path.
