@@ -8,7 +8,7 @@ use super::answer::{Body, Expected, Failure, Tally};
 use super::boot::Guest;
 use super::pump::{Manner, Scratch, Transmit, World};
 use super::tcp::tests::{ends, from_server, turned};
-use super::tcp::{ACK, FIN, Header, Incoming, MILLISECOND, MSS, Nanos, SYN};
+use super::tcp::{ACK, FIN, Header, Incoming, MILLISECOND, MSS, Nanos, RST, SYN};
 use super::{DESCRIBED, Planned, Requests, SECOND, Stall, StallWatch, Stalls, add, folded, good, tcp};
 
 /// Bytes of the body in every answer.
@@ -73,6 +73,11 @@ impl TestServer {
             let ack = served.expected;
             self.connections.insert(header.port, served);
             out.push(frame(header.port, 1_000, ack, SYN | ACK, &[]));
+            return;
+        }
+        if header.flags & RST != 0 {
+            // To answer it would have the guest reset again, for the rest of the simulated time.
+            self.connections.remove(&header.port);
             return;
         }
         let Some(served) = self.connections.get_mut(&header.port) else { return };
@@ -277,13 +282,13 @@ fn segments_of_an_old_connection_are_reset() {
     tcp::is_at(&mut known, &turned(&ends()), ends().mac, ends().address);
     guest.receive(&known, &mut world);
     guest.receive(&frame(40_000, 7, 99, FIN | ACK, &[]), &mut world);
-    guest.receive(&frame(40_000, 7, 99, tcp::RST | ACK, &[]), &mut world);
+    guest.receive(&frame(40_000, 7, 99, RST | ACK, &[]), &mut world);
     assert_eq!(sent.0.len(), 1, "a reset is not answered");
     sent.0[0][34..38].rotate_left(2);
     let Incoming::Tcp(header, _) = tcp::read(&sent.0[0], &turned(&ends()), false) else {
         panic!("no segment")
     };
-    assert_eq!((header.flags, header.seq, header.port), (tcp::RST, 99, 40_000));
+    assert_eq!((header.flags, header.seq, header.port), (RST, 99, 40_000));
 }
 
 #[test]
