@@ -56,10 +56,7 @@ impl Network {
     /// Returns whether a VLAN or a bond of the guest is on this NIC.
     #[must_use]
     pub fn carries_another(&self, nic: &Nic) -> bool {
-        self.nics.iter().any(|upper| {
-            upper.vlan.as_ref().is_some_and(|vlan| vlan.link == nic.id)
-                || upper.bond.as_ref().is_some_and(|bond| bond.links.contains(&nic.id))
-        })
+        self.nics.iter().any(|upper| upper.links().any(|link| *link == nic.id))
     }
 }
 
@@ -117,6 +114,12 @@ impl Nic {
     #[must_use]
     pub fn is_physical(&self) -> bool {
         self.vlan.is_none() && self.bond.is_none()
+    }
+
+    /// Returns the ids of the NICs that the VLAN or bond is on.
+    pub(super) fn links(&self) -> impl Iterator<Item = &Id> {
+        let bonded = self.bond.iter().flat_map(|bond| &bond.links);
+        self.vlan.iter().map(|vlan| &vlan.link).chain(bonded)
     }
 
     /// Returns the known IPv4 addresses, including the expected leases of DHCP.

@@ -168,6 +168,49 @@ fn an_error_names_the_place_the_expected_and_the_found_value() {
 }
 
 #[test]
+fn links_of_vlans_and_bonds_have_no_loop_and_a_nic_is_in_one_bond() {
+    let with = |nics: &str| edited("metadata: {role: web}", &format!("{nics}metadata: {{role: web}}"));
+    let vlan =
+        |id: &str, link: &str| format!("  - {{id: {id}, name: {id}, vlan: {{link: {link}, id: 7}}}}\n");
+    let bond = |id: &str, links: &str| {
+        format!("  - {{id: {id}, name: {id}, bond: {{links: [{links}], mode: active-backup}}}}\n")
+    };
+    for (nics, wanted) in [
+        (
+            [vlan("a", "b"), vlan("b", "a")],
+            "network.nics[2]: expected a VLAN or bond of NICs below it, found `a`",
+        ),
+        ([bond("a", "n0, b"), vlan("b", "a")], "network.nics[2]: expected a VLAN or bond of NICs below it"),
+        (
+            [bond("a", "n0, b"), bond("b", "n1, a")],
+            "network.nics[2]: expected a VLAN or bond of NICs below it",
+        ),
+        (
+            [bond("a", "n0, n1"), bond("b", "n1")],
+            "network.nics[3].bond.links[0]: expected a NIC that is in no other bond, found `n1`, which is in `a`",
+        ),
+        (
+            [bond("a", "n0, n0"), vlan("b", "a")],
+            "network.nics[2].bond.links[1]: expected a NIC that is in no other bond, found `n0` twice",
+        ),
+    ] {
+        let text = with(&nics.concat());
+        let refused = Record::parse("r.yaml", &text).expect_err(wanted).to_string();
+        assert!(refused.contains(wanted), "wanted {wanted}\ngot    {refused}");
+    }
+    for nics in [
+        [bond("a", "n0, n1"), vlan("b", "a")],
+        [vlan("b", "a"), bond("a", "n0, n1")],
+        [bond("a", "n0"), bond("b", "n1")],
+        [vlan("a", "n0"), vlan("b", "n0")],
+        [vlan("a", "n0"), vlan("b", "a")],
+    ] {
+        let nics = nics.concat();
+        Record::parse("r.yaml", &with(&nics)).expect(&nics);
+    }
+}
+
+#[test]
 fn a_network_text_that_expands_beyond_its_budget_is_refused() {
     let list = |item: &str| vec![item; 24].join(",");
     let mut text = format!("{{version: 2, a: &a [{}]", list("x"));

@@ -294,10 +294,13 @@ impl Validator<'_> {
                 return self.refuse(&way!["network", "nics", n, "mac"], "each MAC once", found, remedy);
             }
         }
+        let mut bonds = HashMap::new();
         for (n, nic) in nics.iter().enumerate() {
             self.nic_links(n, nic, &ids)?;
+            self.one_bond(n, nic, &mut bonds)?;
             self.nic_addresses(n, nic)?;
         }
+        self.loops(nics, &ids)?;
         if nics.is_empty() {
             let message = "no NIC, so that no port has this VM and the agent serves it nowhere (`export` can write it to a \
                            disk); add `nics` with the MAC and the port of each NIC";
@@ -355,6 +358,44 @@ impl Validator<'_> {
             }
             None => Ok(()),
         }
+    }
+
+    /// Refuses a NIC in two bonds: netplan would refuse the whole file. `bonds` has the bond of each NIC so far.
+    fn one_bond<'r>(
+        &self,
+        n: usize,
+        nic: &'r Nic,
+        bonds: &mut HashMap<&'r str, &'r str>,
+    ) -> ValidationResult {
+        for (at, link) in nic.bond.iter().flat_map(|bond| &bond.links).enumerate() {
+            let Some(other) = bonds.insert(link.as_str(), nic.id.as_str()) else { continue };
+            let here = way!["network", "nics", n, "bond", "links", at];
+            let found = if other == nic.id.as_str() {
+                format!("`{link}` twice")
+            } else {
+                format!("`{link}`, which is in `{other}`")
+            };
+            return self.refuse(&here, "a NIC that is in no other bond", found, "name it once");
+        }
+        Ok(())
+    }
+
+    /// Refuses VLANs and bonds that are on themselves: netplan would refuse the whole file.
+    fn loops(&self, nics: &[Nic], ids: &HashMap<&str, usize>) -> ValidationResult {
+        for (n, nic) in nics.iter().enumerate() {
+            let (mut seen, mut left) = (HashSet::new(), vec![n]);
+            while let Some(upper) = left.pop() {
+                let below = nics[upper].links().filter_map(|link| ids.get(link.as_str()).copied());
+                left.extend(below.filter(|below| seen.insert(*below)));
+            }
+            if seen.contains(&n) {
+                let expected = "a VLAN or bond of NICs below it";
+                let found = format!("`{}` on itself, through its links", nic.id);
+                let remedy = "link it to NICs that the hypervisor provides";
+                return self.refuse(&way!["network", "nics", n], expected, found, remedy);
+            }
+        }
+        Ok(())
     }
 
     fn nic_addresses(&self, n: usize, nic: &Nic) -> ValidationResult {
