@@ -335,6 +335,35 @@ fn a_probable_mistake_causes_a_warning_with_its_place() {
 }
 
 #[test]
+fn a_vlan_or_bond_without_a_name_causes_a_warning_if_linux_does_not_take_its_id() {
+    const VLAN: &str = "vlan: {link: n0, id: 7}";
+    const BOND: &str = "bond: {links: [n0], mode: active-backup}";
+    for (id, kind, wanted) in [
+        ("v7", VLAN, None),
+        ("bond0", BOND, None),
+        ("eth0.7", VLAN, None),
+        ("fifteen-letters", VLAN, None),
+        ("sixteen--letters", VLAN, Some("add `name: vlan7`")),
+        ("sixteen--letters", BOND, Some("add `name: bond2`")),
+        ("'eth0:7'", VLAN, Some("`eth0:7` is not an interface name (1 to 15 printable")),
+        ("'eth0:7', name: v7", VLAN, None),
+    ] {
+        let addresses = "addresses: [{method: dhcp4}]";
+        let nic = format!("  - {{id: {id}, {kind}, {addresses}}}\nmetadata: {{role: web}}");
+        let (_, warnings) = Record::parse("r.yaml", &edited("metadata: {role: web}", &nic)).expect(id);
+        let texts: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+        let is_right = match wanted {
+            None => texts.is_empty(),
+            Some(wanted) => {
+                let start = "r.yaml:41:5: network.nics[2]: no `name`: the guest creates";
+                matches!(&texts[..], [text] if text.starts_with(start) && text.contains(wanted))
+            }
+        };
+        assert!(is_right, "{id} {kind}: {texts:?}");
+    }
+}
+
+#[test]
 fn an_unknown_lease_causes_a_warning_for_digitalocean() {
     let known = "{method: dhcp4, address: 10.0.2.15/24, gateway: 10.0.2.2, public: 203.0.113.7}";
     for (dialect, addresses, warns) in [

@@ -11,7 +11,7 @@ use super::dialects::{DateTree, Dialect, Imdsv2, ServeLimits, USER_DATA_MAX};
 use super::event::EVENTS_PER_VM;
 use super::identity::{AUDIENCES, SUBJECT_BYTES};
 use super::network::{Network, NetworkMode, Nic};
-use super::values::{FQDN_BYTES, excerpt};
+use super::values::{Device, FQDN_BYTES, TextForm as _, excerpt};
 use super::vm::{FileSource, Payload};
 use super::{PathStep, Record, RecordError, RecordLimits, RecordText, Warning, way};
 use crate::parser;
@@ -441,15 +441,28 @@ impl Validator<'_> {
         }
     }
 
+    /// Warns of NICs that a guest does not find by their ids, and of VLANs and bonds that it cannot create under those.
     fn unnamed(&mut self, record: &Record) {
         let nics = record.network.nics.iter().enumerate();
         for (n, nic) in nics.filter(|(_, nic)| nic.name.is_none() && record.network.mode == NetworkMode::Auto)
         {
-            let message = format!(
-                "no `name`: guests without netplan look for an interface called `{}`; add `name: eth{n}`, or what \
-                         the guest calls it",
-                nic.id
-            );
+            let id = nic.id.as_str();
+            let message = match (&nic.vlan, &nic.bond) {
+                (None, None) => format!(
+                    "no `name`: guests without netplan look for an interface called `{id}`; add `name: eth{n}`, or what \
+                     the guest calls it"
+                ),
+                _ if Device::read(id).is_some() => continue,
+                (vlan, _) => {
+                    let name =
+                        vlan.as_ref().map_or(format!("bond{n}"), |vlan| format!("vlan{}", vlan.id.get()));
+                    format!(
+                        "no `name`: the guest creates the VLAN or bond under its `id`, and `{id}` is not {}; add \
+                         `name: {name}`",
+                        Device::EXPECTED
+                    )
+                }
+            };
             self.warn(&way!["network", "nics", n], message);
         }
     }
