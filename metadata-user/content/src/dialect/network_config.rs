@@ -29,7 +29,7 @@ fn parameters(bond: &Bond, [mode, miimon, policy, rate]: [&str; 4]) -> Value {
     if let Some(milliseconds) = bond.miimon {
         parameters[miimon] = milliseconds.into();
     }
-    if let Some(name) = &bond.xmit_hash_policy {
+    if let Some(name) = bond.xmit_hash_policy {
         parameters[policy] = name.as_str().into();
     }
     if let Some(name) = bond.lacp_rate {

@@ -260,10 +260,7 @@ fn link(network: &Network, nic: &Nic) -> Value {
             // cloud-init makes the same of both.
             let named = [
                 ("bond_miimon", bond.miimon.map(|milliseconds| milliseconds.to_string().into())),
-                (
-                    "bond_xmit_hash_policy",
-                    bond.xmit_hash_policy.as_ref().map(|policy| policy.as_str().into()),
-                ),
+                ("bond_xmit_hash_policy", bond.xmit_hash_policy.map(|policy| policy.as_str().into())),
                 ("bond_lacp_rate", bond.lacp_rate.map(|rate| rate.as_str().into())),
             ];
             for (key, value) in named {

@@ -240,8 +240,8 @@ pub struct Bond {
     pub mode: BondMode,
     /// Link monitoring interval in milliseconds.
     pub miimon: Option<u32>,
-    /// Transmit hash policy for `802.3ad` and `balance-xor`, by the bonding driver's name, such as `layer3+4`.
-    pub xmit_hash_policy: Option<Line>,
+    /// Transmit hash policy for `802.3ad` and `balance-xor`, by the bonding driver's name.
+    pub xmit_hash_policy: Option<HashPolicy>,
     /// LACP rate for `802.3ad`: `slow` or `fast`.
     pub lacp_rate: Option<LacpRate>,
 }
@@ -273,6 +273,39 @@ impl BondMode {
             Self::Lacp => "802.3ad",
             Self::BalanceTlb => "balance-tlb",
             Self::BalanceAlb => "balance-alb",
+        }
+    }
+}
+
+/// `xmit_hash_policy` of a bond, by its name in the Linux bonding driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[expect(missing_docs, reason = "the kernel's bonding documentation explains these words")]
+pub enum HashPolicy {
+    #[serde(rename = "layer2")]
+    Layer2,
+    #[serde(rename = "layer2+3")]
+    Layer23,
+    #[serde(rename = "layer3+4")]
+    Layer34,
+    #[serde(rename = "encap2+3")]
+    Encap23,
+    #[serde(rename = "encap3+4")]
+    Encap34,
+    #[serde(rename = "vlan+srcmac")]
+    VlanSourceMac,
+}
+
+impl HashPolicy {
+    /// Returns the bonding driver's name of the value.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Layer2 => "layer2",
+            Self::Layer23 => "layer2+3",
+            Self::Layer34 => "layer3+4",
+            Self::Encap23 => "encap2+3",
+            Self::Encap34 => "encap3+4",
+            Self::VlanSourceMac => "vlan+srcmac",
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::network::HashPolicy;
 use super::values::Cidr;
 use super::{Record, RecordError, RecordLimits, Role, USER_DATA_DEFAULT, credentials};
 
@@ -207,6 +208,26 @@ fn links_of_vlans_and_bonds_have_no_loop_and_a_nic_is_in_one_bond() {
     ] {
         let nics = nics.concat();
         Record::parse("r.yaml", &with(&nics)).expect(&nics);
+    }
+}
+
+#[test]
+fn a_hash_policy_is_one_of_the_bonding_driver() {
+    let with = |policy: &str| {
+        let bond = format!("{{links: [n0], mode: balance-xor, xmit_hash_policy: {policy}}}");
+        let nic = format!("  - {{id: bond0, bond: {bond}}}\nmetadata: {{role: web}}");
+        Record::parse("r.yaml", &edited("metadata: {role: web}", &nic))
+    };
+    for policy in ["layer2", "layer2+3", "layer3+4", "encap2+3", "encap3+4", "vlan+srcmac"] {
+        let (record, _) = with(policy).expect(policy);
+        let bond = record.network.nics[2].bond.as_ref().expect("a bond");
+        assert_eq!(bond.xmit_hash_policy.map(HashPolicy::as_str), Some(policy));
+        let json = record.to_json().expect("JSON");
+        assert_eq!(Record::parse("r.json", &json).expect(policy).0.network, record.network, "{policy}");
+    }
+    for policy in ["layer4", "Layer2", "layer3-4"] {
+        let refused = with(policy).expect_err(policy).to_string();
+        assert!(refused.contains("bond.xmit_hash_policy: expected one of `layer2`, "), "{refused}");
     }
 }
 
