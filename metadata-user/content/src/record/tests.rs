@@ -404,6 +404,25 @@ fn an_unknown_lease_causes_a_warning_for_digitalocean() {
 }
 
 #[test]
+fn a_vlan_or_bond_causes_a_warning_for_nwcs() {
+    let addresses = "addresses: [{method: dhcp4}]";
+    for (dialects, kind, warns) in [
+        ("nwcs", "vlan: {link: n0, id: 7}", true),
+        ("vultr, nwcs", "bond: {links: [n0], mode: active-backup}", true),
+        ("nwcs", "mac: '52:54:00:12:34:58'", false),
+        ("vultr", "vlan: {link: n0, id: 7}", false),
+    ] {
+        let nic = format!("  - {{id: n2, name: upper, {kind}, {addresses}}}\nmetadata: {{role: web}}");
+        let text = edited("metadata: {role: web}", &nic);
+        let text = text.replacen("absent_seed: 204", &format!("dialects: [{dialects}]"), 1);
+        let (_, warnings) = Record::parse("r.yaml", &text).expect("a good record");
+        let is_named = |text: String| text.contains("network.nics[2]: not in NWCS's document");
+        let found = warnings.iter().any(|warning| is_named(warning.to_string()));
+        assert_eq!(found, warns, "{dialects} {kind}: {warnings:?}");
+    }
+}
+
+#[test]
 fn a_key_that_cannot_end_a_path_causes_a_warning_for_gce() {
     for (key, left_out) in [(".", true), ("..", true), ("...", false), (".a", false)] {
         let (_, warnings) =

@@ -319,6 +319,7 @@ impl Validator<'_> {
         self.unnamed(record);
         self.roles(record);
         self.unleased(record);
+        self.uncreated(record);
         Ok(())
     }
 
@@ -493,6 +494,21 @@ impl Validator<'_> {
             if !nic.addresses.is_empty() && !is_known {
                 let message = "no known address: DigitalOcean's clients use no DHCP, so that the NIC stays without an \
                                address; add the `address` of its lease";
+                self.warn(&way!["network", "nics", n], message);
+            }
+        }
+    }
+
+    /// Warns of VLANs and bonds that NWCS's document cannot have. Its client takes NICs that exist, by their MAC.
+    fn uncreated(&mut self, record: &Record) {
+        let listed = record.serve.dialects.as_deref().unwrap_or_default();
+        if !listed.contains(&Dialect::Nwcs) {
+            return;
+        }
+        for (n, nic) in record.network.nics.iter().enumerate() {
+            if !nic.is_physical() {
+                let message = "not in NWCS's document, whose client creates no VLANs or bonds, so that the guest does \
+                               not have this NIC; give its addresses to a NIC that the hypervisor provides";
                 self.warn(&way!["network", "nics", n], message);
             }
         }
