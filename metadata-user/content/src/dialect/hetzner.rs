@@ -116,11 +116,12 @@ fn public_ipv4(record: &Record) -> Option<IpAddr> {
     })
 }
 
-/// Returns whether DHCPv4 gives the NIC all that it needs. A VLAN or bond needs the NIC below it in its own document,
-/// because it refers to that by name.
+/// Returns whether DHCPv4 gives the NIC all that it needs. cloud-init sets no MTU on the NICs of private networks. A
+/// VLAN or bond needs the NIC below it in its own document, because it refers to that by name.
 fn is_leased(record: &Record, nic: &Nic) -> bool {
     nic.addresses.iter().all(|address| address.method == AddressMethod::Dhcp4)
         && nic.routes.is_empty()
+        && nic.mtu.is_none()
         && !record.network.carries_another(nic)
 }
 
@@ -292,17 +293,22 @@ mod tests {
         let dual = json!([{"method": "dhcp4"}, {"method": "static", "address": "2001:db8::7/64"}]);
         let route = json!([{"to": "10.0.0.0/8", "via": "192.168.7.1"}]);
         let vlan = json!({"id": "v7", "vlan": {"link": "n1", "id": 7}});
-        for (addresses, routes, vlan, is_leased) in [
-            (&leased, json!([]), None, true),
-            (&fixed, json!([]), None, false),
-            (&dual, json!([]), None, false),
-            (&leased, route, None, false),
-            (&leased, json!([]), Some(vlan), false),
+        for (addresses, routes, mtu, vlan, is_leased) in [
+            (&leased, json!([]), None, None, true),
+            (&fixed, json!([]), None, None, false),
+            (&dual, json!([]), None, None, false),
+            (&leased, route, None, None, false),
+            (&leased, json!([]), Some(1450_u16), None, false),
+            (&leased, json!([]), None, Some(vlan), false),
         ] {
             let mut record = full();
             let nics = record["network"]["nics"].as_array_mut().expect("NICs");
             nics[1]["addresses"] = addresses.clone();
             nics[1]["routes"] = routes;
+            nics[1].as_object_mut().expect("a NIC").remove("mtu");
+            if let Some(mtu) = mtu {
+                nics[1]["mtu"] = mtu.into();
+            }
             nics.extend(vlan);
             let nics = json!(nics);
             let responses = rendered(&record);
@@ -313,7 +319,9 @@ mod tests {
             assert_eq!(networks.as_array().map(Vec::len), Some(usize::from(is_leased)), "{nics}");
             let config = yaml(&responses, "metadata/network-config");
             let devices = config["config"].as_array().expect("a list");
-            assert_eq!(devices.iter().any(|device| device["name"] == "eth1"), !is_leased, "{nics}");
+            let own = devices.iter().find(|device| device["name"] == "eth1");
+            assert_eq!(own.is_some(), !is_leased, "{nics}");
+            assert_eq!(own.and_then(|device| device["mtu"].as_u64()), mtu.map(u64::from), "{nics}");
             assert_eq!(yaml(&responses, "metadata")["network-config"], config);
         }
     }
