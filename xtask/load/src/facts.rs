@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use shell::Root;
 use shell::architecture::Architecture;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
@@ -183,13 +184,15 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    /// Returns the hosts in order.
+    /// Returns the hosts in order, each once: all are asked before the first one changes, so a second load would use
+    /// facts from before the first, and a second rollback would undo the first.
     pub(crate) fn list(&self) -> Vec<Host> {
         if self.hosts.is_empty() {
             return vec![Host::Here];
         }
         let host = |name: &String| Host::Ssh { name: name.clone(), options: self.options.clone() };
-        self.hosts.iter().map(host).collect()
+        let mut seen = BTreeSet::new();
+        self.hosts.iter().filter(|name| seen.insert(*name)).map(host).collect()
     }
 
     /// Returns these options as they were given, for a command that the user may copy.
@@ -339,7 +342,7 @@ mod tests {
     use shell::architecture::Architecture;
     use std::process::Command;
 
-    use super::{Facts, Input, Manager, Script, build, check, name, quoted};
+    use super::{Facts, Hosts, Input, Manager, Script, build, check, name, quoted};
     use crate::facts::Host;
 
     #[test]
@@ -456,6 +459,22 @@ mod tests {
         let script = Script { text: "exit 7", words: Vec::new(), input: Input::Nothing };
         let error = Host::Here.run(&Vec::new(), &script).expect_err("it fails");
         assert!(error.to_string().contains("this host") && error.to_string().contains('7'), "{error}");
+    }
+
+    #[test]
+    fn a_host_that_is_named_twice_is_listed_once() {
+        for (given, expected) in [
+            (&[][..], &["this host"][..]),
+            (&["hv1"], &["hv1"]),
+            (&["hv2", "hv1"], &["hv2", "hv1"]),
+            (&["hv1", "hv1"], &["hv1"]),
+            (&["hv2", "hv1", "hv2", "hv1"], &["hv2", "hv1"]),
+        ] {
+            let hosts = given.iter().map(|&name| name.to_owned()).collect();
+            let listed = Hosts { hosts, options: Vec::new() }.list();
+            let listed: Vec<_> = listed.iter().map(ToString::to_string).collect();
+            assert_eq!(listed, expected, "{given:?}");
+        }
     }
 
     #[test]
