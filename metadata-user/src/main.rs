@@ -86,6 +86,9 @@ enum Verb {
     ///
     /// Removes its pinned programs and maps, and the devices of its hubs. Afterwards the taps pass all frames. Needs
     /// the privileges of `serve`.
+    ///
+    /// Unless --run or --config names the agent, /etc/xdp-imds/config.yaml does, if there is one. If that file cannot
+    /// be used, the defaults apply.
     Release {
         #[command(flatten)]
         agent: options::Agent,
@@ -527,6 +530,17 @@ fn run_verb(verb: Verb, log: LogHandle) -> anyhow::Result<Exit> {
         #[cfg(feature = "kubevirt")]
         Verb::Webhook(arguments) => webhook::run(&arguments)?,
         Verb::Release { agent, pins, hub, force } => {
+            // The file has nothing to add where both are given.
+            let (agent, unusable) = match (&pins, &hub) {
+                (Some(_), Some(_)) => (agent, None),
+                _ => agent.or_default_file(),
+            };
+            if let Some(error) = unusable {
+                // Closed taps must not wait until the file is mended.
+                output::report(format_args!(
+                    "{error}; the default pins and hub are released instead, unless --pins and --hub name others"
+                ));
+            }
             let hub = agent.hub(hub)?;
             release::run(agent.pins(pins.as_deref())?.as_deref(), &hub, force, &mut out)?;
         }

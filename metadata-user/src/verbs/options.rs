@@ -127,6 +127,23 @@ pub struct Agent {
 }
 
 impl Agent {
+    /// This agent; if no option names one, that of the service, whose unit and pods read [`DEFAULT_FILE`], if there is
+    /// one. If that file cannot be used, it stays unused, and the reason is returned too.
+    #[must_use]
+    pub fn or_default_file(self) -> (Self, Option<ConfigError>) {
+        self.or_file(Path::new(DEFAULT_FILE))
+    }
+
+    fn or_file(self, file: &Path) -> (Self, Option<ConfigError>) {
+        if self.run.is_some() || self.config.is_some() || !file.try_exists().unwrap_or(true) {
+            return (self, None);
+        }
+        match Config::read(file) {
+            Ok(_) => (Self { config: Some(file.into()), ..self }, None),
+            Err(error) => (self, Some(error)),
+        }
+    }
+
     /// The run directory.
     ///
     /// # Errors
@@ -243,6 +260,38 @@ mod tests {
         let shown = format!("{error:#}");
         assert!(shown.contains("--pins") && shown.contains("no agent runs"), "{shown}");
         assert!(!shown.contains("xdp-imds serve"), "the remedy of another verb: {shown}");
+    }
+
+    #[test]
+    fn a_release_without_options_has_the_pins_and_the_hub_of_the_service() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = |name: &str, text: &str| {
+            let file = room.path().join(name);
+            std::fs::write(&file, text).expect("written");
+            file
+        };
+        let service = path("service", "pins: /service/pins\nhub: service\n");
+        let other = path("other", "pins: /other/pins\nhub: other\n");
+        let (broken, absent) = (path("broken", "pins: [\n"), room.path().join("absent"));
+        for (file, config, pins, hub, expected) in [
+            (&service, None, None, None, ("/service/pins", "service", true)),
+            (&service, Some(&other), None, None, ("/other/pins", "other", true)),
+            (&service, None, Some("/given"), None, ("/given", "service", true)),
+            (&service, None, None, Some("given"), ("/service/pins", "given", true)),
+            (&absent, None, None, None, (DEFAULT_PINS, "imds", true)),
+            (&broken, Some(&other), None, None, ("/other/pins", "other", true)),
+            (&broken, None, None, None, (DEFAULT_PINS, "imds", false)),
+            (&broken, None, Some("/given"), None, ("/given", "imds", false)),
+        ] {
+            let (agent, unusable) = Agent { run: None, config: config.cloned() }.or_file(file);
+            let found = agent.pins(pins.map(Path::new)).expect("a directory").expect("it pins");
+            let hub = agent.hub(hub.map(str::to_owned)).expect("a prefix");
+            let found = (found.to_str().expect("text"), &*hub, unusable.is_none());
+            assert_eq!(found, expected, "{file:?} {agent:?}");
+        }
+        // The agent in a run directory says what its pins are.
+        let (agent, _) = Agent { run: Some("/given".into()), config: None }.or_file(&service);
+        assert_eq!(agent.config, None);
     }
 
     #[test]

@@ -87,7 +87,7 @@ fn in_error(facts: &Facts, name: &PortName) -> Option<Check> {
     let (_, reason) = facts.node.port_errors.iter().find(|(port, _)| *port == shown)?;
     let remedy = "Do what the reason says. After a change of `pins`, or if a file system was mounted over them, the programs may be \
                   those of the agent before: put the pins back (`umount` what lies over them), or stop the agent, run \
-                  `xdp-imds release` and start it again";
+                  `xdp-imds release --pins` with the directory before, and start it again";
     let found = format!("the running agent does not serve it: {reason}");
     Some(Check::fail("port.served", found, "a port that the running agent serves", remedy).of(name))
 }
