@@ -77,8 +77,9 @@ const AGENT: &str = "#!/bin/sh\n# one\n";
 const OTHER: &str = "#!/bin/sh\n# two\n";
 
 #[test]
-fn a_load_goes_on_if_all_that_doctor_refuses_is_that_no_agent_runs() {
+fn a_load_goes_on_if_all_that_doctor_refuses_is_what_a_new_agent_mends() {
     let closed = "FAIL  agent.closed: no agent runs, and programs of one that has ended close 2 taps";
+    let detached = "FAIL  agent.attachments: 2 eBPF programs were detached by another program";
     for (pid, lines, code, goes_on, shown, hidden) in [
         ("", "ok    tun: one", 0, true, "", "tun"),
         ("7", "warn  clock: 1970\nwarn  agent: an agent (process 7) runs", 0, true, "clock", "process 7"),
@@ -89,6 +90,17 @@ fn a_load_goes_on_if_all_that_doctor_refuses_is_that_no_agent_runs() {
         ("", "FAIL  tun agent.closed: none", 1, false, "the host cannot serve yet", "the new one takes them"),
         // An agent runs, but not with this configuration's run directory.
         ("7", closed, 1, false, "FAIL  agent.closed", "the new one takes them"),
+        ("7", detached, 1, true, "FAIL  agent.attachments", "cannot serve"),
+        (
+            "7",
+            &format!("warn  agent: an agent runs\n{detached}"),
+            1,
+            true,
+            "restores what it can",
+            "an agent runs",
+        ),
+        ("7", &format!("{detached}\nFAIL  tun: none"), 1, false, "FAIL  agent.attachments", "restores"),
+        ("", detached, 1, false, "FAIL  agent.attachments", "restores"),
         // Doctor did not come to its end.
         ("", closed, 101, false, "the host cannot serve yet", "the new one takes them"),
         ("", "error: no such option", 1, false, "no such option", "the new one takes them"),

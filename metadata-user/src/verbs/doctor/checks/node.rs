@@ -181,7 +181,8 @@ fn attachments(node: &NodeFacts) -> Option<Check> {
     let found = node.attachments.as_ref()?;
     let name = "agent.attachments";
     if !found.faults.is_empty() {
-        return Some(Check::warn(
+        // Guests of a port whose program was detached get no answer, and `status` ends with 1.
+        return Some(Check::fail(
             name,
             found.faults.join("; "),
             "programs, links and pins as the running agent made them",

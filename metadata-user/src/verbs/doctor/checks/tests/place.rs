@@ -381,7 +381,7 @@ fn the_node_is_checked() {
                 f.node.attachments = Some(AttachmentStatus { faults, ..AttachmentStatus::default() });
             },
             "agent.attachments",
-            Warn,
+            Fail,
             &["2 eBPF programs were detached", "SIGHUP"],
         ),
         (
