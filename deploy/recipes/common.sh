@@ -57,7 +57,10 @@ leave() {
     kill "$hypervisor" 2>/dev/null || :
     wait "$hypervisor" 2>/dev/null || :
   fi
-  [ -z "$registered" ] || xdp-imds rm --run "$run" --force "$name" || status=1
+  [ -z "$registered" ] || xdp-imds rm --run "$run" --force "$name" || {
+    echo "$0: $name may still be registered; once an agent answers: xdp-imds rm --run $run --force $name" >&2
+    status=1
+  }
   [ -z "$tap" ] || ip link del "$tap" || status=1
   [ -z "$room" ] || rm -rf "$room"
   exit "$status"
@@ -96,10 +99,8 @@ EOF
     registered=
     fail "another VM is registered as $name, or has its MAC or port; set NAME to another name"
   fi
-  if [ "$code" -eq 5 ]; then
-    registered=
-    fail "no agent runs; start it first, or set RUN to its run directory"
-  fi
+  # No agent runs, or it was silent after it had stored the record, which `leave` then removes.
+  [ "$code" -ne 5 ] || fail "no agent answers; start it first, or set RUN to its run directory"
   [ "$code" -eq 0 ] || fail "cannot register $name"
   : >"$console"
 }

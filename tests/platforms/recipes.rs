@@ -230,13 +230,17 @@ fn firecrackers_recipe_refuses_other_numbers_of_arguments_and_leaves_nothing() {
 const INTERRUPTING: &str = "#!/bin/sh\n\"$AGENT\" \"$@\"\ncode=$?\n\
                             [ \"$1\" != register ] || kill -TERM \"$PPID\"\nexit \"$code\"\n";
 
+/// Stands for `xdp-imds`, and ends as `register` does if the agent falls silent after it has stored the record.
+const SILENT: &str = "#!/bin/sh\n\"$AGENT\" \"$@\"\ncode=$?\n\
+                      [ \"$1\" != register ] || exit 5\nexit \"$code\"\n";
+
 #[privileged::test]
 fn a_recipe_without_its_bridge_or_an_agent_says_so_and_leaves_nothing() {
     let node = Node::new();
     fs::create_dir_all(node.path("bin")).expect("a directory");
     write_script(&node.path("bin").join("qemu-system-x86_64"), STAND_IN).expect("a script");
     for (bridge, expected) in
-        [("no-bridge", "cannot put the tap on the bridge no-bridge"), (host::BRIDGE, "no agent runs")]
+        [("no-bridge", "cannot put the tap on the bridge no-bridge"), (host::BRIDGE, "no agent answers")]
     {
         let mut command = node.recipe("qemu", &node.path("bin")).expect("a recipe");
         let output =
@@ -256,6 +260,21 @@ fn a_recipe_that_is_interrupted_while_it_registers_takes_the_vm_out() {
     recipe.args(RECIPES[0].arguments).env("AGENT", agent::binary().expect("the agent"));
     let output = node.host.ns().output(&mut recipe).expect("it runs");
     assert_eq!(output.status.code(), Some(130), "{output:?}");
+    node.is_clean("qemu");
+}
+
+#[privileged::test]
+fn a_recipe_whose_agent_falls_silent_while_it_registers_takes_the_vm_out() {
+    let node = Node::new();
+    let _agent = node.agent().expect("an agent");
+    fs::create_dir_all(node.path("bin")).expect("a directory");
+    write_script(&node.path("bin/xdp-imds"), SILENT).expect("written");
+    write_script(&node.path("bin/qemu-system-x86_64"), STAND_IN).expect("written");
+    let mut recipe = node.recipe("qemu", &node.path("bin")).expect("a command");
+    recipe.args(RECIPES[0].arguments).env("AGENT", agent::binary().expect("the agent"));
+    let output = node.host.ns().output(&mut recipe).expect("it runs");
+    let said = text(&output);
+    assert!(output.status.code() == Some(1) && said.contains("no agent answers"), "{output:?}");
     node.is_clean("qemu");
 }
 
