@@ -153,20 +153,26 @@ pub struct StreamedResponse {
     pub stream: UnixStream,
     /// True if the whole request was sent.
     sent: bool,
+    /// The length of the body, if the head has it.
+    length: Option<u64>,
 }
 
 impl StreamedResponse {
     /// Returns the whole body. Reads at most `limit` more bytes.
     ///
     /// # Errors
-    /// The connection fails, or the agent is silent for too long.
+    /// The connection fails or ends early, or the agent is silent for too long.
     pub fn rest(self, limit: u64) -> io::Result<Vec<u8>> {
         let mut body = self.begun;
         let read = self.stream.take(limit).read_to_end(&mut body);
         // The agent may refuse a request before it has arrived in full. The refusal is then the answer, although the
         // connection fails afterwards.
         if self.sent {
-            read?;
+            let is_at_end = (read? as u64) < limit;
+            // The connection of an agent that is killed ends as that of one that has sent everything.
+            if is_at_end && self.length.is_some_and(|length| (body.len() as u64) < length) {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
         }
         Ok(body)
     }
@@ -189,13 +195,26 @@ fn exchange(mut stream: UnixStream, question: &StatusRequest<'_>) -> io::Result<
     stream.set_write_timeout(Some(question.timeout))?;
     let sent = stream.write_all(&head(question)).and_then(|()| stream.write_all(question.body));
     match read_head(&mut stream) {
-        Ok((status, begun)) => Ok(StreamedResponse { status, begun, stream, sent: sent.is_ok() }),
+        Ok((ResponseHead { status, length, .. }, begun)) => {
+            Ok(StreamedResponse { status, begun, stream, sent: sent.is_ok(), length })
+        }
         Err(error) => Err(sent.err().unwrap_or(error)),
     }
 }
 
-/// Reads the head of an answer. Returns the status and the part of the body that arrived with the head.
-fn read_head(stream: &mut impl io::Read) -> io::Result<(u16, Vec<u8>)> {
+/// The head of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ResponseHead {
+    /// The HTTP status.
+    status: u16,
+    /// Bytes of the head itself.
+    bytes: usize,
+    /// The length of the body, if the head has it. A trace has none.
+    length: Option<u64>,
+}
+
+/// Reads the head of an answer. Returns it and the part of the body that arrived with it.
+fn read_head(stream: &mut impl io::Read) -> io::Result<(ResponseHead, Vec<u8>)> {
     let (mut answer, mut piece) = (Vec::new(), [0; 4_096]);
     loop {
         match stream.read(&mut piece) {
@@ -205,8 +224,8 @@ fn read_head(stream: &mut impl io::Read) -> io::Result<(u16, Vec<u8>)> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error),
         }
-        if let Some((status, length)) = status(&answer)? {
-            return Ok((status, answer.split_off(length)));
+        if let Some(head) = parse_head(&answer)? {
+            return Ok((head, answer.split_off(head.bytes)));
         }
         if answer.len() > HEAD_MAX {
             return Err(io::ErrorKind::InvalidData.into());
@@ -228,20 +247,25 @@ fn head(question: &StatusRequest<'_>) -> Vec<u8> {
     head.into_bytes()
 }
 
-/// The status of an answer and the length of its head; `None` while the head is incomplete.
-fn status(answer: &[u8]) -> io::Result<Option<(u16, usize)>> {
+/// Parses the head of an answer; `None` while the head is incomplete.
+fn parse_head(answer: &[u8]) -> io::Result<Option<ResponseHead>> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS];
     let mut head = httparse::Response::new(&mut fields);
     let broken = || io::Error::from(io::ErrorKind::InvalidData);
     match head.parse(answer).map_err(|_| broken())? {
         httparse::Status::Partial => Ok(None),
-        httparse::Status::Complete(length) => Ok(Some((head.code.ok_or_else(broken)?, length))),
+        httparse::Status::Complete(bytes) => {
+            let status = head.code.ok_or_else(broken)?;
+            let field = head.headers.iter().find(|field| field.name.eq_ignore_ascii_case("content-length"));
+            let length = field.and_then(|field| std::str::from_utf8(field.value).ok()?.trim().parse().ok());
+            Ok(Some(ResponseHead { status, bytes, length }))
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ClientError, StatusRequest, ask, get, read_head};
+    use super::{ClientError, ResponseHead, StatusRequest, ask, get, read_head};
     use metadata_common::run::SOCKET;
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixListener;
@@ -341,7 +365,43 @@ mod tests {
             }
         }
         let mut stream = Interrupted(vec![b"HTTP/1.1 200 OK\r\n", b"\r\n{", b""], false);
-        assert_eq!(read_head(&mut stream).expect("an answer"), (200, b"{".to_vec()));
+        let head = ResponseHead { status: 200, bytes: 19, length: None };
+        assert_eq!(read_head(&mut stream).expect("an answer"), (head, b"{".to_vec()));
+    }
+
+    #[test]
+    fn an_answer_that_ends_before_its_length_is_no_answer() {
+        let run = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(run.path().join(SOCKET)).expect("a socket");
+        // The last one does not say its length, as a trace.
+        let answers = [("content-length: 2\r\n", "[]"), ("Content-Length: 9\r\n", "[{\"a\": 1"), ("", "[{")];
+        let expected = [Some("[]"), None, Some("[{")];
+        let serving = std::thread::spawn(move || {
+            for (field, body) in answers {
+                let (mut stream, _) = listener.accept().expect("a client");
+                let mut asked = Vec::new();
+                // Closing before all is read would reset the connection.
+                while !asked.ends_with(b"\r\n\r\n") {
+                    let mut byte = [0];
+                    stream.read_exact(&mut byte).expect("a question");
+                    asked.extend(byte);
+                }
+                let answer = format!("HTTP/1.0 200 OK\r\n{field}\r\n{body}");
+                stream.write_all(answer.as_bytes()).expect("an answer");
+            }
+        });
+        for expected in expected {
+            let answer = get(run.path(), "/v1/top");
+            match expected {
+                Some(body) => assert_eq!(answer.expect("an answer"), body.as_bytes()),
+                None => {
+                    let error = answer.expect_err("a part of an answer");
+                    assert!(matches!(error, ClientError::Mute(_)), "{error}");
+                    assert!(error.to_string().contains("closed the connection"), "{error}");
+                }
+            }
+        }
+        serving.join().expect("three clients");
     }
 
     #[test]
