@@ -167,10 +167,7 @@ fn load(host: &Host, known: &Known, wanted: &Wanted, args: &Args) -> Result<(Loa
     }
     let version = match walk(host, root, &plan.before) {
         Ok(printed) => printed.trim().to_owned(),
-        Err(error) => {
-            walk(host, root, &[plan::undo(facts, wanted)])?;
-            return Err(error);
-        }
+        Err(error) => return Err(after_undo(host, error, walk(host, root, &[plan::undo(facts, wanted)]))),
     };
     if let Err(error) = walk(host, root, &plan.after) {
         // A load of the binary that was there already keeps none. A host that does not answer may have one.
@@ -183,6 +180,16 @@ fn load(host: &Host, known: &Known, wanted: &Wanted, args: &Args) -> Result<(Loa
         (false, false) => LoadOutcome::Loaded,
     };
     Ok((outcome, Some(version)))
+}
+
+/// The error of a load whose steps were undone; if that failed too, with what the host may still have.
+fn after_undo(host: &Host, error: anyhow::Error, undone: Result<String>) -> anyhow::Error {
+    match undone {
+        Ok(_) => error,
+        Err(undoing) => anyhow!(
+            "{error:#}\n{host} may not be as it was before: {undoing:#}; correct both, then run the command again"
+        ),
+    }
 }
 
 /// Says what to do after a failure behind the takeover.
@@ -363,8 +370,29 @@ pub(crate) fn unload(args: &UnloadArgs) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{HostRow, LoadOutcome, table};
+    use super::{HostRow, LoadOutcome, after_undo, table};
     use crate::facts::Host;
+    use anyhow::anyhow;
+
+    #[test]
+    fn the_error_of_a_load_is_shown_also_if_undoing_it_fails() {
+        let failed = || anyhow!("no room").context("copy the agent");
+        for (undone, expected) in [
+            (Ok(String::new()), &["copy the agent: no room"][..]),
+            (
+                Err(anyhow!("connection lost").context("remove what was copied")),
+                &[
+                    "copy the agent: no room\n",
+                    "this host",
+                    "remove what was copied: connection lost",
+                    "again",
+                ],
+            ),
+        ] {
+            let shown = format!("{:#}", after_undo(&Host::Here, failed(), undone));
+            assert!(expected.iter().all(|text| shown.contains(text)), "{expected:?}: {shown}");
+        }
+    }
 
     #[test]
     fn the_table_has_a_row_for_each_host_with_both_versions() {
