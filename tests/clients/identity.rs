@@ -10,6 +10,7 @@ use metadata_common::addresses::ALIYUN;
 use scene::{AUDIENCE, Authority, ISSUER, LIFETIME, PATIENCE, Scene, in_memory, make_key, openssl};
 use serde_json::{Value, json};
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -388,6 +389,24 @@ fn keys() -> tempfile::TempDir {
     let config = format!("identity: {{issuer: '{ISSUER}', keys: '{}'}}\n", keys.display());
     fs::write(directory.path().join("config.yaml"), config).expect("written");
     directory
+}
+
+#[test]
+fn published_files_can_be_read_by_a_web_server_whatever_the_umask_of_their_writer() {
+    let directory = keys();
+    let out = directory.path().display().to_string();
+    for umask in ["077", "022", "000"] {
+        let mut command = Command::new("sh");
+        command.args(["-c", "umask \"$1\" && shift && exec \"$@\"", "sh", umask]);
+        command.arg(agent::binary().expect("the agent is built"));
+        command.args(["identity", "publish", "--out", &out, "--config"]);
+        let output = command.arg(directory.path().join("config.yaml")).output().expect("the verb runs");
+        assert!(output.status.success(), "{umask}: {}", said(&output));
+        for name in ["openid-configuration", "jwks.json"] {
+            let metadata = fs::metadata(directory.path().join(name)).expect("a file");
+            assert_eq!(metadata.permissions().mode() & 0o777, 0o644, "{umask}: {name}");
+        }
+    }
 }
 
 #[test]

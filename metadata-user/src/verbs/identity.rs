@@ -9,6 +9,7 @@ use hyper::{Request, Uri, header};
 use hyper_util::rt::TokioIo;
 use metadata_content::parser;
 use metadata_datapath::sandbox::{SandboxMode, SandboxStage};
+use metadata_feed::state::private_file;
 use metadata_signer::jwt::JoinedKeySet;
 use metadata_signer::{
     Algorithm, DirectoryError, KeyDirectory, Rotation, SigningKey, SigningKeyError, directory, jwt,
@@ -19,6 +20,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -252,6 +254,8 @@ fn signer(sandbox: Sandbox) -> anyhow::Result<()> {
 const METADATA: &str = "openid-configuration";
 /// File of the public keys.
 const KEYS: &str = "jwks.json";
+/// Mode of both.
+const PUBLIC: u32 = 0o644;
 
 #[derive(Args)]
 #[command(group = clap::ArgGroup::new("to").required(true).args(["out", "config_map"]))]
@@ -356,12 +360,14 @@ impl PublishArgs {
     }
 }
 
-/// Replaces a file at once, so that no verifier reads a part of it.
+/// Replaces a file at once, so that no verifier reads a part of it, not even after a loss of power.
 fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
-    let aside = path.with_extension("new");
-    fs::write(&aside, text)
-        .and_then(|()| fs::rename(&aside, path))
-        .with_context(|| format!("cannot write {}", path.display()))
+    let replaced = private_file::replace_by(path, None, |file| {
+        file.write_all(text.as_bytes())?;
+        // The web server is another user, whatever the umask of this process.
+        file.set_permissions(fs::Permissions::from_mode(PUBLIC))
+    });
+    replaced.with_context(|| format!("cannot write {}", path.display()))
 }
 
 // Fetches the public keys that agents publish.
