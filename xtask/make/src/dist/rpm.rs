@@ -292,9 +292,53 @@ mod tests {
     use rpm::{FileFlags, Package};
     use shell::architecture::Architecture;
     use std::collections::BTreeMap;
+    use std::fs;
+    use std::process::Command;
 
     use super::{DIRECTORIES, build, files};
     use crate::image::layout::{About, LayerEntry};
+
+    /// Runs the script `$3` on the packages in `$4`. In the place of its programs, in `$2`, are some that do nothing;
+    /// `$1` names one that fails. The shell writes them: a program that this process has open cannot be run (ETXTBSY).
+    const WITH_STAND_INS: &str = r#"
+        for tool in apt-ftparchive createrepo_c; do
+            printf '#!/bin/sh\n[ %s != %s ]\n' "$tool" "$1" > "$2/$tool"
+            chmod 0755 "$2/$tool"
+        done
+        PATH="$2:$PATH" exec "$3" "$4" "$5"
+    "#;
+
+    #[test]
+    fn repositories_that_cannot_be_made_leave_those_of_before() {
+        let script = shell::top().join("deploy/repositories/make.sh");
+        for (packages, fails, expected) in [
+            (&[][..], "none", Some("expected .deb files")),
+            (&["a.rpm"], "none", Some("expected .deb files")),
+            (&["a.deb"], "none", Some("expected .rpm files")),
+            (&["a.deb", "a.rpm"], "apt-ftparchive", Some("")),
+            (&["a.deb", "a.rpm"], "createrepo_c", Some("")),
+            (&["a.deb", "a.rpm"], "none", None),
+        ] {
+            let room = tempfile::tempdir().expect("a directory");
+            let [bin, given, out] = ["bin", "packages", "out"].map(|name| room.path().join(name));
+            for directory in [&bin, &given, &out.join("apt"), &out.join("rpm")] {
+                fs::create_dir_all(directory).expect("a directory");
+            }
+            for file in packages.iter().map(|name| given.join(name)).chain([out.join("apt/before")]) {
+                fs::write(file, "").expect("written");
+            }
+            let mut command = Command::new("sh");
+            command.args(["-c", WITH_STAND_INS, "sh", fails]).args([&bin, &script, &given, &out]);
+            let output = command.output().expect("a shell");
+            let said = String::from_utf8_lossy(&output.stderr);
+            let what = format!("{packages:?}, {fails}: {said}");
+            assert_eq!(output.status.success(), expected.is_none(), "{what}");
+            assert!(said.contains(expected.unwrap_or_default()), "{what}");
+            assert_eq!(out.join("apt/before").exists(), expected.is_some(), "{what}");
+            assert_eq!(out.join("apt/pool/a.deb").exists(), expected.is_none(), "{what}");
+            assert_eq!(fs::read_dir(&out).expect("a directory").count(), 2, "{what}");
+        }
+    }
 
     /// Makes a package with some files of the Debian package, at some time.
     fn package() -> Package {
