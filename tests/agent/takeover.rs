@@ -1,6 +1,7 @@
 //! An agent takes over the ports of another agent under load, and no guest notices. If either agent dies, guests are
 //! served again after the next start at the latest.
 
+use anyhow::Context as _;
 use aya::maps::{Array, HashMap, Map, MapData};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -8,6 +9,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -21,7 +23,7 @@ use support::netns::Namespace;
 use support::record::{Identity, replace};
 use support::tap::{Shape, Tap};
 use support::tap_client::{Tally, crowd};
-use support::{agent, privileged};
+use support::{agent, privileged, process};
 
 // A node with pinned maps and the agents that run on it.
 
@@ -499,6 +501,40 @@ fn an_agent_keeps_serving_if_its_successor_dies_before_the_promise() {
     // The agent accepts the next takeover.
     let _next = node.agent(&[guest.identity().clone()], &["--takeover"]);
     assert!(agent.ended(LEAVES_WITHIN).expect("it exits").0.success());
+}
+
+/// Whether a process has a handler for SIGTERM (`SigCgt` in proc_pid_status(5)).
+fn catches_sigterm(pid: u32) -> anyhow::Result<bool> {
+    const SIGTERM: u32 = 15;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t")).context("no SigCgt")?;
+    Ok(u64::from_str_radix(caught, 16)? & 1 << (SIGTERM - 1) != 0)
+}
+
+#[privileged::test]
+fn an_agent_keeps_serving_if_its_successor_is_stopped_while_it_prepares() {
+    let (node, guest) = one_guest(|_| {});
+    let port = PortArgument::new(Host::tap_name(guest.identity()), guest.identity().mac);
+    let agent = node.agent(&[guest.identity().clone()], &[]);
+    for _ in 0..3 {
+        let words =
+            agent::arguments_with_pins(node.records.path(), std::slice::from_ref(&port), &node.bpffs.pins());
+        let mut command = Command::new(agent::binary().expect("the agent is built"));
+        command.args(words).arg("--takeover").env("NO_COLOR", "1").stderr(Stdio::piped());
+        let next = node.host.ns().spawn(&mut command).expect("it starts");
+        // It catches the signal before it loads its programs, which takes longer than anything before.
+        eventually(PATIENCE, || {
+            anyhow::ensure!(catches_sigterm(next.id())?);
+            Ok(())
+        })
+        .expect("it catches SIGTERM");
+        process::terminate(next.id()).expect("a signal");
+        let ended = next.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success() && said.contains("SIGTERM: stopping"), "{}: {said}", ended.status);
+        assert_eq!(guest.fetch("/v1/meta-data", PATIENCE).expect("an answer").status, 200, "{said}");
+    }
+    assert!(agent.stop().expect("it still ran").success());
 }
 
 #[privileged::test]

@@ -186,7 +186,15 @@ impl ControlLoop {
     /// If a feed, an endpoint or a worker ends, a device of the hub is deleted, or the takeover fails.
     pub(super) async fn run(mut self) -> anyhow::Result<EndReason> {
         loop {
-            match self.turn().await? {
+            let turn = match self.turn().await? {
+                // Whoever stops an agent that prepares a takeover wants the previous one to go on.
+                Turn::Changed if self.taking.is_some() => match self.stop.pending().await {
+                    Some(name) => self.on_stop(name).await,
+                    None => Turn::Changed,
+                },
+                turn => turn,
+            };
+            match turn {
                 Turn::Changed => self.on_changed().await?,
                 Turn::Unchanged => {}
                 Turn::Ended(ended) => {

@@ -63,4 +63,15 @@ impl Stop {
             _ = self.int.recv() => "SIGINT",
         }
     }
+
+    /// Returns the name of a signal that has already come, if there is one.
+    pub(super) async fn pending(&mut self) -> Option<&'static str> {
+        // The runtime learns of a signal only when it waits for events, which it does before it goes on here.
+        tokio::task::yield_now().await;
+        tokio::select! {
+            biased;
+            name = self.recv() => Some(name),
+            () = std::future::ready(()) => None,
+        }
+    }
 }
