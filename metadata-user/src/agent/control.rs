@@ -195,7 +195,11 @@ impl ControlLoop {
                 turn => turn,
             };
             match turn {
-                Turn::Changed => self.on_changed().await?,
+                Turn::Changed => {
+                    if let Some(ended) = self.on_changed().await? {
+                        return Ok(ended);
+                    }
+                }
                 Turn::Unchanged => {}
                 Turn::Ended(ended) => {
                     if ended == EndReason::TakenOver {
@@ -408,10 +412,10 @@ impl ControlLoop {
 
     /// Replies to waiting clients. Once all ports are settled, takes over from the previous agent. Without a takeover,
     /// releases inherited ports and slots that no record names, and reports that guests are served.
-    async fn on_changed(&mut self) -> anyhow::Result<()> {
+    async fn on_changed(&mut self) -> anyhow::Result<Option<EndReason>> {
         self.node.notify_waiting();
         if !self.synced || self.node.ports.has_work() {
-            return Ok(());
+            return Ok(None);
         }
         if let Some(taking) = self.taking.take() {
             return self.take_over(taking).await;
@@ -423,7 +427,7 @@ impl ControlLoop {
         if !self.serving && !self.node.ports.has_work() {
             self.on_serving();
         }
-        Ok(())
+        Ok(None)
     }
 
     fn on_serving(&mut self) {
@@ -435,11 +439,14 @@ impl ControlLoop {
         info!(ports = ports.count(), identities = ports.identity_count(), "serving");
     }
 
-    async fn take_over(&mut self, mut taking: Takeover) -> anyhow::Result<()> {
-        taking.take(&mut self.node).await?;
+    async fn take_over(&mut self, mut taking: Takeover) -> anyhow::Result<Option<EndReason>> {
+        if let Some(name) = taking.take(&mut self.node, &mut self.stop).await? {
+            self.on_stop(name).await;
+            return Ok(Some(EndReason::Stopped));
+        }
         self.listen(true).await?;
         self.succession.begin(taking);
-        Ok(())
+        Ok(None)
     }
 
     /// Starts the waiting tasks and the listeners. With `succeeds`, the listeners replace those of the previous agent.

@@ -681,7 +681,10 @@ impl PublisherThread {
     fn free_idle(&mut self) {
         if self.freed_at.elapsed() >= FREE_EVERY {
             self.freed_at = Instant::now();
-            self.foreign.free_idle(&self.sources.connections, now_ns());
+            // Without a published slot this agent may own no port yet.
+            if !self.slots.is_empty() {
+                self.foreign.free_idle(&self.sources.connections, now_ns());
+            }
         }
     }
 }

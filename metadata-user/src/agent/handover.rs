@@ -39,6 +39,7 @@ use tracing::{info, warn};
 use wire::{NextAgentMessage, OLDEST, PreviousAgentMessage, REMEDY, VERSION, Wire, WireError};
 
 use crate::agent::node::Node;
+use crate::agent::service_manager::Stop;
 use crate::service::HandedRequest;
 
 /// The socket's name in the run directory.
@@ -198,16 +199,24 @@ impl Takeover {
         1 - self.side
     }
 
-    /// Takes the ports. Call it once every record is rendered.
+    /// Takes the ports. Call it once every record is rendered. Returns the name of a signal that came before the previous
+    /// agent has promised them: then it continues to serve.
     ///
     /// # Errors
     /// If the previous agent continues to serve, or the kernel refuses.
-    pub(crate) async fn take(&mut self, node: &mut Node) -> anyhow::Result<()> {
+    pub(crate) async fn take(
+        &mut self,
+        node: &mut Node,
+        stop: &mut Stop,
+    ) -> anyhow::Result<Option<&'static str>> {
         let alive = match self.request_drain().await {
             Ok(()) => true,
             Err(Refused::Died) => false,
             Err(Refused::Not(reason)) => anyhow::bail!("the running agent continues: {reason}"),
         };
+        if alive && let Some(name) = stop.pending().await {
+            return Ok(Some(name));
+        }
         node.ports.workers().spare_unknown(true)?;
         node.reload_state();
         if !(alive && self.request_promise().await?) {
@@ -226,7 +235,7 @@ impl Takeover {
         self.gone_by = Some(Instant::now() + DRAIN_LIMIT + GRACE);
         // If this fails, the previous agent has ended.
         let _gone = self.wire.send(&NextAgentMessage::Serving).await;
-        Ok(())
+        Ok(None)
     }
 
     /// Makes the previous agent claim its connections and save what guests wrote.

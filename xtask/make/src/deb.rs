@@ -366,15 +366,14 @@ mod tests {
     #[test]
     fn the_removal_of_a_package_opens_the_taps_of_the_configured_pins() {
         let configured = "xdp-imds release --config /etc/xdp-imds/config.yaml";
+        let default = "xdp-imds release --pins /sys/fs/bpf/xdp-imds";
         for (script, removal, upgrade) in [
             (include_str!("../../../deploy/deb/scripts/prerm"), "remove", "upgrade"),
             (include_str!("../../../deploy/rpm/scripts/preun"), "0", "1"),
         ] {
-            for (config, expected) in [
-                (Some(true), &[configured][..]),
-                (Some(false), &[configured, "xdp-imds release"]),
-                (None, &["xdp-imds release"]),
-            ] {
+            for (config, expected) in
+                [(Some(true), &[configured][..]), (Some(false), &[configured, default]), (None, &[default])]
+            {
                 assert_eq!(calls(script, removal, config), expected, "{removal} {config:?}");
                 assert_eq!(calls(script, upgrade, config), Vec::<String>::new(), "{upgrade} {config:?}");
             }
