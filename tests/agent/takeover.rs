@@ -516,7 +516,8 @@ fn an_agent_keeps_serving_if_its_successor_is_stopped_while_it_prepares() {
     let (node, guest) = one_guest(|_| {});
     let port = PortArgument::new(Host::tap_name(guest.identity()), guest.identity().mac);
     let mut agent = node.agent(&[guest.identity().clone()], &[]);
-    // On a busy machine the signal may come late, when the next agent has the ports. Such a round shows nothing.
+    // On a busy machine the signal may come too late, after the next agent has taken the ports. Such a round does not
+    // count.
     let in_time = (0..10).filter(|_| {
         let pins = node.bpffs.pins();
         let words = agent::arguments_with_pins(node.records.path(), std::slice::from_ref(&port), &pins);

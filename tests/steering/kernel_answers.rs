@@ -369,7 +369,7 @@ fn the_verifier_is_far_from_its_limit() {
     const MOST: u32 = 180_000;
     /// On a kernel without tcx, whose verifier recognises fewer of the paths that it has followed before: 6.1 follows
     /// most of the program once with and once without a priority tag.
-    const MOST_WITHOUT_TCX: u32 = 260_000;
+    const MOST_WITHOUT_TCX: u32 = 240_000;
     if !privileged::or_skip() {
         return;
     }

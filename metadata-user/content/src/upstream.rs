@@ -548,8 +548,8 @@ impl UpstreamOrder {
         self.is_ahead
     }
 
-    /// Returns the order if a guest may still wait for it, or if none has asked for it yet. Another one is forgotten: a
-    /// guest that asks again makes a new one.
+    /// Returns the order if it is still wanted: a guest may be waiting for it, or it was made before any guest asked. An
+    /// order that is no longer wanted is dropped. If the guest asks again, it makes a new one.
     #[must_use]
     pub fn if_awaited(self, now_unix: u64) -> Option<Self> {
         let mut answers = locked(&self.vm.answers);

@@ -200,7 +200,7 @@ fn a_load_keeps_the_binary_before_only_if_it_differs() {
 
 #[test]
 fn a_rollback_goes_back_to_the_binary_before_the_one_that_runs() {
-    // A load may end between the takeover and the step that puts the new binary in place.
+    // A load may fail after the takeover and before the new binary is in place.
     for (is_in_place, expected) in [(true, OTHER), (false, AGENT)] {
         let node = Node::new();
         let next = format!("{}/next/xdp-imds", plan::LIB);

@@ -513,8 +513,8 @@ fn requests_have_the_hash_of_the_reference() {
     assert_eq!(hash_of(&[0; REQUEST_BYTES], &REQUEST_KEY), None);
 }
 
-/// What a tenant would have the agent learn, so that the requests of others get its answer. Each of these pairs had one
-/// hash under up to half of all keys, with a hash that multiplies and folds.
+/// A tenant may have the agent learn any path. If that path had the hash of a real one, guests that ask for the real one
+/// would get its answer. An earlier hash gave pairs like these the same value under up to half of all keys.
 #[test]
 fn no_other_path_has_the_hash_of_a_path_that_guests_ask_for() {
     let rest = " HTTP/1.1\r\nHost: 169.254.169.254\r\nUser-Agent: Cloud-Init/24.1\r\nAccept: */*\r\n\r\n";

@@ -317,9 +317,9 @@ pub trait AckLedger {
     fn kernel_turn(&self, _flow: Flow, _segment: KernelSegment) -> KernelTurn {
         KernelTurn::Unknown
     }
-    /// Takes a connection from the kernel after a segment with which it is [`Adopted`](KernelTurn::Adopted) or
-    /// [`Reset`](KernelTurn::Reset). Returns false if the kernel has taken a segment meanwhile: the guest repeats this one if
-    /// it is needed.
+    /// Takes a connection over from the kernel. Call it if [`kernel_turn`](Self::kernel_turn) says of this segment that the
+    /// connection is [`Adopted`](KernelTurn::Adopted) or [`Reset`](KernelTurn::Reset). Returns false if the kernel has
+    /// handled another segment since: then drop this one, which the guest repeats if it is needed.
     fn take_over(&mut self, _flow: Flow, _segment: KernelSegment) -> bool {
         false
     }
